@@ -1,89 +1,84 @@
 //! `forebay server` of a node that only holds data: it serves its tiers to the metadata server.
 
 use std::net::IpAddr;
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use forebay_holder::{DataHost, DataServer, open_flash, open_memory};
 use forebay_server::Settings;
 use forebay_tiers::Tier;
 use forebay_types::Errno;
-use forebay_wire::control::{Control, ControlResponse};
+use forebay_wire::control::{Control, ControlResponse, DataServerStatus, StatusBits, TierStatus};
 use forebay_wire::net::{NetServer, NetServerConfig};
 use forebay_wire::{Key, Peer, Reply, Request, Response, Service, UnixServer};
 
 use crate::cluster::config::{Cluster, Server};
 use crate::exit::{Exit, Explain, Failure, reason};
-use crate::signals;
 use crate::state::{self, SocketPath};
 use crate::up::detach::Readiness;
-use crate::up::log::{self, Log};
-use crate::up::run::{say_who_serves, tell};
+use crate::up::layers::BOOT_ID;
+use crate::up::log::Log;
+use crate::up::run::tell;
 use crate::up::settle::Plan;
-use crate::up::{lock, preflight, resources, tiers};
+use crate::up::{Announce, start_with, tiers};
+use crate::{signals, starter};
 
 /// Between two looks at what the log holds back.
 const TICK: Duration = Duration::from_secs(5);
 
-/// Serves until it is told to stop.
-pub fn serve(
-    (cluster, server, key): (&Cluster, &Server, &Key),
-    mut plan: Plan,
+/// Starts it, after all checks, and serves until it is told to stop.
+pub fn start(
+    own: (&Cluster, &Server, &Key),
+    plan: Plan,
     command: &str,
     detached: bool,
     readiness: &mut Readiness,
 ) -> Result<Exit, Failure> {
-    let ground = preflight::check(&mut plan)?;
-    let state = plan.settings.state.clone();
-    let made = preflight::make_state(&state)?;
-    let mut start = || {
-        let _lock = lock(&state)?;
-        let log = log::start(detached.then_some(state.as_path()))?;
-        resources::raise_open_files();
-        for warning in &ground.warnings {
-            crate::out::complain(warning);
-        }
-        let (events, heard) = mpsc::channel();
-        watch_signals(detached, &log, events.clone()).explain("cannot watch signals", "")?;
-        tracing::info!(
-            "forebay {} starts as a data server",
-            env!("CARGO_PKG_VERSION")
-        );
-        if let Err(error) = crate::starter::note(&state, Some(command)) {
-            tracing::warn!("how to start again is not noted: {}", reason(&error));
-        }
-        let front = open((cluster, server, key), &plan.settings)?;
-        let control = Stops { events };
-        let socket = SocketPath::of(&state).explain(state.display(), "")?;
-        let control = UnixServer::start(&socket.path, Arc::new(control))
-            .explain(format_args!("{}: control socket", state.display()), "")?;
-        if detached {
-            log.take_stderr().explain("standard error", "")?;
-        }
-        say_who_serves(&state)?;
-        readiness.announce(&announcement(cluster, server, &plan))?;
-        let why = wait(&heard, &log);
-        tracing::info!("stopping: {why}");
-        drop(control);
-        // Calls that are under way end first.
-        drop(front);
-        for file in [state::PID, state::SOCKET] {
-            // Both files only repeat what the lock says.
-            let _ = std::fs::remove_file(state.join(file));
-        }
-        log.tell_surplus();
-        tell(
-            detached,
-            &format!("server {}: stopped; its objects stay", server.id),
-        );
-        Ok(Exit::Complete)
-    };
-    let served = start();
-    if served.is_err() && made && !readiness.is_announced() {
-        preflight::unmake_state(&state);
+    start_with(plan, detached, readiness, |plan, log, announce| {
+        serve(own, plan, command, detached, log, announce)
+    })
+}
+
+fn serve(
+    own: (&Cluster, &Server, &Key),
+    plan: &Plan,
+    command: &str,
+    detached: bool,
+    log: &Log,
+    announce: &mut Announce<'_>,
+) -> Result<Exit, Failure> {
+    let (cluster, server, _) = own;
+    let state = &plan.settings.state;
+    let (events, heard) = mpsc::channel();
+    watch_signals(detached, log, events.clone()).explain("cannot watch signals", "")?;
+    let version = env!("CARGO_PKG_VERSION");
+    tracing::info!("forebay {version} starts as a data server");
+    if let Err(error) = starter::note(state, Some(command)) {
+        tracing::warn!("how to start again is not noted: {}", reason(&error));
     }
-    served
+    let data = holder(own, &plan.settings)?;
+    let front = listen(own, data.clone())?;
+    let orders = Orders::new((cluster, server), plan, &data, events);
+    let socket = SocketPath::of(state).explain(state.display(), "")?;
+    let control = UnixServer::start(&socket.path, Arc::new(orders))
+        .explain(format_args!("{}: control socket", state.display()), "")?;
+    announce(&announcement(cluster, server, plan))?;
+    let why = wait(&heard, log);
+    tracing::info!("stopping: {why}");
+    drop(control);
+    // Calls that are under way end first.
+    drop(front);
+    for file in [state::PID, state::SOCKET] {
+        // Both files only repeat what the lock says.
+        let _ = std::fs::remove_file(state.join(file));
+    }
+    log.tell_surplus();
+    let line = format!("server {}: stopped; its objects stay", server.id);
+    tell(detached, &line);
+    Ok(Exit::Complete)
 }
 
 fn announcement(cluster: &Cluster, server: &Server, plan: &Plan) -> String {
@@ -98,25 +93,28 @@ fn announcement(cluster: &Cluster, server: &Server, plan: &Plan) -> String {
     )
 }
 
-/// Listens. The tiers are opened when the metadata server has come: it says whose they are.
-fn open(
-    (cluster, server, key): (&Cluster, &Server, &Key),
+/// The tiers are opened when the metadata server has come: it says whose they are.
+fn holder(
+    (cluster, _, _): (&Cluster, &Server, &Key),
     settings: &Settings,
-) -> Result<NetServer, Failure> {
-    let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id")
-        .explain("the kernel's boot id", "")?;
+) -> Result<Arc<DataServer>, Failure> {
+    let boot = match std::env::var(BOOT_ID) {
+        Ok(boot) if !boot.is_empty() => boot,
+        _ => std::fs::read_to_string("/proc/sys/kernel/random/boot_id")
+            .explain("the kernel's boot id", "")?,
+    };
     let metadata = cluster.servers.iter().filter(|server| server.metadata);
-    let metadata: Vec<IpAddr> = metadata
-        .flat_map(|server| {
-            server
-                .addresses
-                .iter()
-                .map(|address| address.ip().to_canonical())
-        })
-        .collect();
+    let addresses = metadata.flat_map(|server| &server.addresses);
+    let metadata: Vec<IpAddr> = addresses.map(|one| one.ip().to_canonical()).collect();
     let theirs = settings.clone();
     let open = Box::new(move |instance| open_tiers(&theirs, instance));
-    let data = DataServer::new(boot.trim().to_string(), metadata, open);
+    Ok(DataServer::new(boot.trim().to_string(), metadata, open))
+}
+
+fn listen(
+    (cluster, server, key): (&Cluster, &Server, &Key),
+    data: Arc<DataServer>,
+) -> Result<NetServer, Failure> {
     let config = NetServerConfig {
         tcp: server.addresses.clone(),
         encrypt: cluster.encrypt,
@@ -138,22 +136,80 @@ fn open_tiers(settings: &Settings, instance: [u8; 16]) -> std::io::Result<Vec<Ar
         let (tier, _mounted) = open_memory(&settings.state, size, overrun, instance)?;
         tiers.push(Arc::new(tier));
     }
-    for (at, ssd) in settings.ssd.iter().enumerate() {
-        let (tier, _) = open_flash(at, ssd, instance)?;
-        tiers.push(Arc::new(tier));
+    for ssd in &settings.ssd {
+        let name = ssd.dir.display().to_string();
+        tiers.push(Arc::new(open_flash(&name, ssd, instance)?));
     }
     tracing::info!("the metadata server has come");
     Ok(tiers)
 }
 
-/// Answers `forebay down`.
-struct Stops {
+/// Answers `forebay status` and `forebay down`.
+struct Orders {
+    status: StatusBits,
+    since: Instant,
+    data: Arc<DataServer>,
     events: Sender<&'static str>,
 }
 
-impl Service for Stops {
+impl Orders {
+    fn new(
+        (cluster, server): (&Cluster, &Server),
+        plan: &Plan,
+        data: &Arc<DataServer>,
+        events: Sender<&'static str>,
+    ) -> Orders {
+        let bytes = |path: &Path| path.as_os_str().as_bytes().to_vec();
+        let tier = |name: String, capacity_bytes: Option<u64>| TierStatus {
+            name,
+            capacity_bytes: capacity_bytes.unwrap_or(0),
+            ..TierStatus::default()
+        };
+        let settings = &plan.settings;
+        let memory = settings
+            .dram_bytes
+            .map(|bytes| tier("dram".into(), Some(bytes)));
+        let flash = settings.ssd.iter();
+        let flash = flash.map(|ssd| tier(ssd.dir.display().to_string(), ssd.capacity_bytes));
+        let status = StatusBits {
+            version: env!("CARGO_PKG_VERSION").into(),
+            pfs: bytes(&settings.pfs),
+            mount: bytes(&settings.pfs),
+            state: bytes(&settings.state),
+            pid: std::process::id(),
+            tiers: memory.into_iter().chain(flash).collect(),
+            data_server: Some(Box::new(DataServerStatus {
+                server: server.id,
+                cluster: cluster.name.clone(),
+                is_used: false,
+            })),
+            ..StatusBits::default()
+        };
+        Orders {
+            status,
+            since: Instant::now(),
+            data: data.clone(),
+            events,
+        }
+    }
+
+    fn status(&self) -> StatusBits {
+        let mut status = self.status.clone();
+        status.uptime_ms = self.since.elapsed().as_millis() as u64;
+        if let Some(data) = &mut status.data_server {
+            data.is_used = self.data.is_used();
+        }
+        status
+    }
+}
+
+impl Service for Orders {
     fn handle(&self, peer: Peer<'_>, request: Request, _: &[u8], _: &mut [u8]) -> Reply {
         match request {
+            Request::Control(Control::Status) => {
+                let status = Box::new(self.status());
+                Response::Control(ControlResponse::Status(status)).into()
+            }
             Request::Control(Control::Shutdown { .. }) if peer.is_trusted() => {
                 // If nobody listens any more it is stopping already.
                 let _ = self.events.send("ordered");

@@ -104,6 +104,15 @@ pub fn run(args: &DownArgs) -> Result<Exit, Failure> {
     let signals = Signals::count().explain("signals", "")?;
     let fail = |error| daemon.failure(error, "stop it");
     let before = daemon.status().map_err(fail)?;
+    if before.data_server.is_some() {
+        let name = name_of(&before);
+        if args.drain {
+            return Err(Failure::fatal(format!(
+                "{name}: it has nothing to drain by itself; `forebay down --drain` of the metadata server drains all"
+            )));
+        }
+        return end_plain(args, &state, &daemon, ("data_server", &name), "stopped");
+    }
     if let Some(line) = who_is_cut_off(&before, args.drain) {
         out::complain(&line);
     }
@@ -160,22 +169,33 @@ fn unmount(args: &DownArgs, run: &Path, daemon: &Daemon, point: &str) -> Result<
              `forebay down --drain` on the server's node stops the server"
         )));
     }
+    end_plain(args, run, daemon, ("mount", point), "unmounted")
+}
+
+/// Ends what leaves nothing to look after.
+fn end_plain(
+    args: &DownArgs,
+    run: &Path,
+    daemon: &Daemon,
+    (what, name): (&str, &str),
+    how: &str,
+) -> Result<Exit, Failure> {
     let signals = Signals::count().explain("signals", "")?;
     let stopped = daemon.shutdown(false, 0);
-    stopped.map_err(|error| daemon.failure(error, "unmount it"))?;
+    stopped.map_err(|error| daemon.failure(error, "stop it"))?;
     let begun = Instant::now();
     while matches!(state::holder(run), Ok(Some(Holder::Process(_)))) {
         if signals.sleep(Duration::from_millis(20)) {
             return Ok(Exit::Interrupted);
         }
         if args.timeout.is_some_and(|limit| begun.elapsed() >= limit) {
-            out::complain(&format!("{point}: not unmounted yet; is it in use?"));
+            out::complain(&format!("{name}: not {how} yet; is it in use?"));
             return Ok(Exit::TimedOut);
         }
     }
     match args.json {
-        true => json::print(&serde_json::json!({"outcome": "unmounted", "mount": point})),
-        false => out::print(&format!("{point}: unmounted\n")),
+        true => json::print(&serde_json::json!({"outcome": how, what: name})),
+        false => out::print(&format!("{name}: {how}\n")),
     }
     Ok(Exit::Complete)
 }

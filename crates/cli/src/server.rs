@@ -1,5 +1,6 @@
 //! `forebay server`: a burst buffer for the mounts of many nodes.
 
+use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -73,9 +74,10 @@ fn start(args: &ServerArgs, readiness: &mut Readiness) -> Result<Exit, Failure> 
     if !server.metadata {
         let command = command(&config, &server);
         let own = (&cluster, &server, &key);
-        return data::serve(own, plan, &command, args.detached, readiness);
+        return data::start(own, plan, &command, args.detached, readiness);
     }
     plan.settings.server = server.id;
+    plan.settings.rack = cluster.rack(&server);
     plan.settings.holders = cluster.holders(&server, &key);
     let front = Network {
         cluster,
@@ -116,6 +118,16 @@ impl Front for Network {
 
     fn command(&self) -> Option<String> {
         Some(command(&self.config, &self.server))
+    }
+
+    fn arguments(&self) -> Option<Vec<OsString>> {
+        let id = self.server.id.to_string();
+        let args = [
+            "server".into(),
+            "--config".into(),
+            self.config.clone().into(),
+        ];
+        Some(args.into_iter().chain(["--id".into(), id.into()]).collect())
     }
 
     fn announcement(&self, plan: &Plan) -> String {

@@ -61,6 +61,7 @@ fn status() -> StatusBits {
             used_bytes: 2 << 20,
             dirty_bytes: 2 << 20,
             reserved_bytes: 0,
+            out_of_reach: false,
         }],
         dirty_bytes: 2 << 20,
         drain_queued_files: 2,

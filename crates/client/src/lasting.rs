@@ -14,7 +14,7 @@ use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
 use forebay_types::{Errno, Ino};
-use forebay_wire::{Connection, NOT_SENT, Reply, Request, Response, UNSETTLED};
+use forebay_wire::{Connection, NOT_SENT, OUT_OF_REACH, Reply, Request, Response, UNSETTLED};
 use parking_lot::{Condvar, Mutex};
 
 use crate::had::{Asks, Had};
@@ -24,6 +24,9 @@ const PAUSES: (Duration, Duration) = (Duration::from_millis(100), Duration::from
 
 /// Between two times that a request is asked which waits for others to come back.
 const UNSETTLED_PAUSE: Duration = Duration::from_millis(20);
+
+/// The same where a file is on a node that does not answer.
+const OUT_OF_REACH_PAUSE: Duration = Duration::from_millis(300);
 
 /// Who waits for a session looks so often whether anybody waits for the answer.
 const LOOK: Duration = Duration::from_millis(100);
@@ -210,7 +213,7 @@ impl Shared {
         request: Request,
         call: &mut dyn FnMut(&dyn Connection, Request) -> Result<Reply, Errno>,
     ) -> Result<Reply, Errno> {
-        let mut unsettled_since = None;
+        let mut waits_since = None;
         loop {
             if self.is_given_up(&request) {
                 return Err(Errno::EINTR);
@@ -239,12 +242,12 @@ impl Shared {
                 }
                 Err(error) => error,
             };
-            if error == UNSETTLED {
-                let since = *unsettled_since.get_or_insert_with(Instant::now);
+            if let Some(pause) = pause_after(error) {
+                let since = *waits_since.get_or_insert_with(Instant::now);
                 if self.soft.is_some_and(|soft| since.elapsed() >= soft) {
                     return Err(Errno::EIO);
                 }
-                std::thread::sleep(UNSETTLED_PAUSE);
+                self.pause(pause)?;
                 continue;
             }
             let is_sent = error != NOT_SENT;
@@ -263,6 +266,16 @@ impl Shared {
             if is_sent && !request.may_be_asked_again() {
                 return Err(Errno::EIO);
             }
+        }
+    }
+
+    /// Waits a little before something is asked again.
+    fn pause(&self, time: Duration) -> Result<(), Errno> {
+        let mut state = self.state.lock();
+        self.changed.wait_for(&mut state, time);
+        match state.closed {
+            true => Err(Errno::ENOTCONN),
+            false => Ok(()),
         }
     }
 
@@ -317,6 +330,15 @@ impl Shared {
                 return Err(Errno::EINTR);
             }
         }
+    }
+}
+
+/// When to ask again what could not be done yet; `None`: that is no such error.
+fn pause_after(error: Errno) -> Option<Duration> {
+    match error {
+        UNSETTLED => Some(UNSETTLED_PAUSE),
+        OUT_OF_REACH => Some(OUT_OF_REACH_PAUSE),
+        _ => None,
     }
 }
 

@@ -3,7 +3,9 @@
 use std::time::{Duration, Instant};
 
 use forebay_types::{Errno, Handle, Ino};
-use forebay_wire::{Connection, Link, LockOf, NOT_SENT, OpenMode, Request, Response, UNSETTLED};
+use forebay_wire::{
+    Connection, Link, LockOf, NOT_SENT, OUT_OF_REACH, OpenMode, Request, Response, UNSETTLED,
+};
 
 use crate::had::{Had, Known, Open};
 use crate::stale::Stale;
@@ -288,11 +290,11 @@ fn is_over(error: Errno) -> bool {
     error == Errno::ENOTCONN || error == NOT_SENT
 }
 
-/// A PFS that does not answer, a server that is full, others who have not come back.
+/// A PFS or a node that does not answer, a server that is full, others who have not come back.
 fn may_pass(error: Errno) -> bool {
     matches!(
         error,
-        Errno::EIO | Errno::ETIMEDOUT | Errno::ENOMEM | Errno::ENFILE | UNSETTLED
+        Errno::EIO | Errno::ETIMEDOUT | Errno::ENOMEM | Errno::ENFILE | UNSETTLED | OUT_OF_REACH
     )
 }
 

@@ -36,20 +36,17 @@ pub fn open_memory(
     Ok((tier, mounted))
 }
 
-/// Opens a flash tier, the `at`th of its node from 0; answers with it and how much it may hold,
-/// bytes.
+/// Opens a flash tier that is called `name`.
 ///
 /// # Errors
 /// Of the directory: it is another burst buffer's, for example.
-pub fn open_flash(at: usize, ssd: &SsdSetting, instance: [u8; 16]) -> io::Result<(DirTier, u64)> {
-    let name = match at {
-        0 => "ssd".into(),
-        at => format!("ssd{at}"),
-    };
-    let tier = DirTier::open(&name, TierKind::Ssd, &ssd.dir, ssd.capacity_bytes, instance)?;
-    let capacity_bytes = match ssd.capacity_bytes {
-        Some(bytes) => bytes,
-        None => (tier.space()?.free_bytes as f64 * (1.0 - SSD_LEFT_FREE_FRACTION)) as u64,
-    };
-    Ok((tier, capacity_bytes))
+pub fn open_flash(name: &str, ssd: &SsdSetting, instance: [u8; 16]) -> io::Result<DirTier> {
+    let tier = DirTier::open(name, TierKind::Ssd, &ssd.dir, ssd.capacity_bytes, instance)?;
+    Ok(match ssd.capacity_bytes {
+        Some(_) => tier,
+        None => {
+            let free_bytes = tier.space()?.free_bytes as f64;
+            tier.limited_to((free_bytes * (1.0 - SSD_LEFT_FREE_FRACTION)) as u64)
+        }
+    })
 }

@@ -1,34 +1,34 @@
 //! A connection to a data server that begins anew where its session is lost.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use forebay_types::Errno;
 use forebay_wire::net::{ConnectError, NetConnection};
-use forebay_wire::{Connection, NOT_SENT, Reply, Request};
-use parking_lot::Mutex;
+use forebay_wire::{Connection, NOT_SENT, OUT_OF_REACH, Reply, Request};
+use parking_lot::{Condvar, Mutex};
 
 /// Between two tries.
 const TRY_AGAIN: Duration = Duration::from_millis(200);
-/// Who asks waits for so long for a data server that cannot be reached. After that nobody waits
-/// until it is back: what is on others goes on.
-const PATIENCE: Duration = Duration::from_secs(60);
-
-const UNREACHABLE: Errno = Errno(libc::EHOSTDOWN);
+/// Who asks waits for so long for a data server that has just gone: it may only be started anew.
+/// After that nobody waits here: whoever asks has other things to do until it is back.
+const PATIENCE: Duration = Duration::from_secs(3);
 
 /// Begins a session.
 pub type Dial = dyn Fn() -> Result<NetConnection, ConnectError> + Send + Sync;
 
-/// One session after the other, each begun by who asks first. What was under way when one ended
-/// gets `ENOTCONN`. A data server that cannot be reached is waited for, then it is `EHOSTDOWN`.
+/// One session after the other. What was under way when one ended gets `ENOTCONN`. While there is
+/// none, a thread of its own tries to begin one. A data server that cannot be reached is waited for
+/// a little, then it is `EHOSTDOWN`.
 pub struct Redialing {
+    shared: Arc<Shared>,
+}
+
+struct Shared {
     name: String,
     dial: Box<Dial>,
-    /// Held while somebody dials: the others want the same session.
     state: Mutex<State>,
-    /// For who does not want to wait for `state`.
-    answers: AtomicBool,
+    changed: Condvar,
 }
 
 #[derive(Default)]
@@ -36,111 +36,185 @@ struct State {
     session: Option<Arc<NetConnection>>,
     /// Counts the sessions.
     generation: u64,
-    failed: Option<Failed>,
+    /// Since when there is none.
+    away: Option<Away>,
+    /// A thread begins the next one.
+    dialing: bool,
+    closed: bool,
 }
 
-/// Tries that failed, one after the other.
+/// No session, and why.
 #[derive(Clone, Copy)]
-struct Failed {
-    first: Instant,
-    last: Instant,
-    /// What the last one met.
-    errno: Errno,
+struct Away {
+    since: Instant,
+    /// What the last try met; `None`: none has ended yet.
+    errno: Option<Errno>,
 }
 
 impl Redialing {
     /// To the data server that messages call so.
     pub fn new(name: String, dial: Box<Dial>) -> Redialing {
         Redialing {
-            name,
-            dial,
-            state: Mutex::default(),
-            answers: AtomicBool::new(true),
+            shared: Arc::new(Shared {
+                name,
+                dial,
+                state: Mutex::default(),
+                changed: Condvar::new(),
+            }),
         }
     }
+}
 
-    fn session(&self) -> Result<(u64, Arc<NetConnection>), Errno> {
+impl Drop for Redialing {
+    fn drop(&mut self) {
+        let gone = {
+            let mut state = self.shared.state.lock();
+            state.closed = true;
+            state.session.take()
+        };
+        self.shared.changed.notify_all();
+        // Its threads are waited for: not under the lock.
+        drop(gone);
+    }
+}
+
+impl Shared {
+    fn session(self: &Arc<Shared>) -> Result<(u64, Arc<NetConnection>), Errno> {
+        let mut state = self.state.lock();
         loop {
-            let mut state = self.state.lock();
             if let Some(session) = &state.session {
                 return Ok((state.generation, session.clone()));
             }
-            let is_due = |failed: Failed| failed.last.elapsed() >= TRY_AGAIN;
-            if state.failed.is_none_or(is_due) {
-                self.try_to_begin(&mut state);
-                continue;
+            self.begin(&mut state)?;
+            let away = state.away.ok_or(OUT_OF_REACH)?;
+            // Who is refused need not wait: that does not change by itself.
+            if let Some(errno) = away.errno.filter(|errno| *errno != OUT_OF_REACH) {
+                return Err(errno);
             }
-            let failed = state.failed;
-            drop(state);
-            match failed {
-                Some(Failed { first, errno, .. })
-                    if errno != UNREACHABLE || first.elapsed() >= PATIENCE =>
-                {
-                    return Err(errno);
-                }
-                _ => std::thread::sleep(TRY_AGAIN / 4),
+            let until = away.since + PATIENCE;
+            if Instant::now() >= until {
+                return Err(OUT_OF_REACH);
+            }
+            self.changed.wait_until(&mut state, until);
+        }
+    }
+
+    /// Has a thread begin the next session, if none does.
+    fn begin(self: &Arc<Shared>, state: &mut State) -> Result<(), Errno> {
+        let since = Instant::now();
+        state.away.get_or_insert(Away { since, errno: None });
+        if state.closed || state.dialing {
+            return Ok(());
+        }
+        let shared = Arc::downgrade(self);
+        let spawned = std::thread::Builder::new()
+            .name("fb-holder".into())
+            .spawn(move || dial(&shared));
+        match spawned {
+            Ok(_) => {
+                state.dialing = true;
+                Ok(())
+            }
+            Err(error) => {
+                tracing::error!("{}: no thread to reach it: {error}", self.name);
+                Err(Errno::of(&error))
             }
         }
     }
 
-    fn try_to_begin(&self, state: &mut State) {
-        let error = match (self.dial)() {
-            Ok(session) => {
-                state.generation += 1;
-                state.session = Some(Arc::new(session));
-                state.failed = None;
-                self.answers.store(true, Ordering::Release);
-                tracing::info!("{} answers", self.name);
+    fn is_over(self: &Arc<Shared>, generation: u64) {
+        let gone = {
+            let mut state = self.state.lock();
+            let is_this = state.generation == generation;
+            let gone = state.session.take_if(|_| is_this);
+            if gone.is_none() || state.closed {
                 return;
             }
-            Err(error) => error,
+            tracing::warn!("{}: the session is over, the next one begins", self.name);
+            // An error is logged, and whoever asks next tries again.
+            let _ = self.begin(&mut state);
+            gone
         };
-        if state.failed.is_none() {
-            tracing::warn!("{} is waited for: {error}", self.name);
-        }
-        self.answers.store(false, Ordering::Release);
-        let now = Instant::now();
-        state.failed = Some(Failed {
-            first: state.failed.map_or(now, |failed| failed.first),
-            last: now,
-            // Who is refused need not wait: that does not change by itself.
-            errno: match error {
-                ConnectError::Refused { errno, .. } => errno,
-                ConnectError::Key { .. } | ConnectError::Cluster { .. } => Errno::EACCES,
-                _ => UNREACHABLE,
-            },
+        drop(gone);
+    }
+
+    /// A session that a thread has begun is everybody's.
+    fn install(self: &Arc<Shared>, session: NetConnection) {
+        let session = Arc::new(session);
+        let generation = {
+            let mut state = self.state.lock();
+            state.dialing = false;
+            if state.closed {
+                return;
+            }
+            state.generation += 1;
+            state.session = Some(session.clone());
+            state.away = None;
+            state.generation
+        };
+        tracing::info!("{} answers", self.name);
+        self.changed.notify_all();
+        let shared = Arc::downgrade(self);
+        session.on_lost(move |_| {
+            if let Some(shared) = shared.upgrade() {
+                shared.is_over(generation);
+            }
         });
     }
 
-    fn is_over(&self, generation: u64) {
+    fn failed(&self, error: &ConnectError) {
         let mut state = self.state.lock();
-        if state.generation == generation && state.session.take().is_some() {
-            tracing::warn!(
-                "{}: the session is over, and the next one begins",
-                self.name
-            );
+        let Some(away) = &mut state.away else {
+            return;
+        };
+        if away.errno.is_none() {
+            tracing::warn!("{} is waited for: {error}", self.name);
         }
+        away.errno = Some(match error {
+            ConnectError::Refused { errno, .. } => *errno,
+            ConnectError::Key { .. } | ConnectError::Cluster { .. } => Errno::EACCES,
+            _ => OUT_OF_REACH,
+        });
+        drop(state);
+        self.changed.notify_all();
+    }
+}
+
+/// Tries until there is a session, or nobody wants one any more.
+fn dial(shared: &Weak<Shared>) {
+    while let Some(shared) = shared.upgrade() {
+        if shared.state.lock().closed {
+            return;
+        }
+        match (shared.dial)() {
+            Ok(session) => return shared.install(session),
+            Err(error) => shared.failed(&error),
+        }
+        drop(shared);
+        std::thread::sleep(TRY_AGAIN);
     }
 }
 
 impl Connection for Redialing {
     fn call(&self, request: Request, payload: &[u8], into: &mut [u8]) -> Result<Reply, Errno> {
-        let (generation, session) = self.session()?;
+        let (generation, session) = self.shared.session()?;
         let answered = session.call(request, payload, into);
         if let Err(Errno::ENOTCONN | NOT_SENT) = &answered {
-            self.is_over(generation);
+            self.shared.is_over(generation);
         }
         answered
     }
 
     fn generation(&self) -> u64 {
-        let state = self.state.lock();
+        let state = self.shared.state.lock();
         // Without a session what is open is open no more.
         state.generation + u64::from(state.session.is_none())
     }
 
     fn is_answering(&self) -> bool {
-        self.answers.load(Ordering::Acquire)
+        let state = self.shared.state.lock();
+        let session = state.session.as_ref();
+        session.is_some_and(|session| session.is_answering())
     }
 
     fn hands_over_descriptors(&self) -> bool {

@@ -1,13 +1,14 @@
 //! A metadata server's side: tiers whose objects are on another node.
 
 use std::io;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use forebay_tiers::{Identity, IdentityError, Object, Space, Tier, TierKind};
 use forebay_types::{Errno, Handle, ObjectId, TierId, limits};
 use forebay_wire::{
-    Connection, NOT_BEGUN, ObjectCall, ObjectKey, ObjectReply, ObjectTier, ObjectUse, Reply,
-    Request, Response,
+    Connection, NOT_BEGUN, OUT_OF_REACH, ObjectCall, ObjectKey, ObjectReply, ObjectTier, ObjectUse,
+    Reply, Request, Response,
 };
 use parking_lot::Mutex;
 
@@ -37,14 +38,31 @@ pub(crate) struct Held {
     pub session: Session,
 }
 
+/// What a data server has said of itself.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Found {
+    /// The start of its node.
+    boot: String,
+    /// Its tiers by their numbers: names and marks.
+    tiers: Vec<(String, [u8; 16])>,
+}
+
 /// The way to one data server, shared by its tiers and their objects.
+///
+/// Invariants:
+/// 1. Once the data server has other tiers than those that were found first, or its node was
+///    started anew, the way is shut for good: what is there may be something else, or may have lost
+///    what was not flushed. Whoever asks gets `EHOSTDOWN`.
+/// 2. So it is from the beginning where the tiers are only expected.
 pub(crate) struct Way {
     connection: Arc<dyn Connection>,
     instance: [u8; 16],
     session: Mutex<Option<Session>>,
     introducing: Mutex<()>,
-    /// The start of the node that was found first.
-    boot: OnceLock<String>,
+    /// What was found first.
+    found: OnceLock<Found>,
+    /// What is there has to be looked at, by a start of the metadata server, before it is used.
+    shut: AtomicBool,
     /// Handles that nobody needs any more: they travel together.
     closes: Mutex<Vec<Handle>>,
 }
@@ -101,6 +119,9 @@ impl Way {
 
     /// Asks who is there. A call of the session before may be under way there for long.
     fn introduce(&self) -> io::Result<(Session, Vec<ObjectTier>)> {
+        if self.shut.load(Ordering::Acquire) {
+            return Err(OUT_OF_REACH.into());
+        }
         loop {
             let before = self.connection.generation();
             let instance = self.instance;
@@ -112,10 +133,17 @@ impl Way {
             let Response::Object(ObjectReply::Tiers { boot, tiers }) = begun.response else {
                 return Err(odd());
             };
-            // What was not flushed has gone with the node's memory. What is left is looked at by
-            // who starts anew, and meanwhile is not taken for what was written.
-            if *self.boot.get_or_init(|| boot.clone()) != boot {
-                return Err(Errno::EIO.into());
+            let known = tiers.iter().map(|tier| (tier.name.clone(), tier.mark));
+            let tiers_now = known.collect();
+            let found = Found {
+                boot,
+                tiers: tiers_now,
+            };
+            if *self.found.get_or_init(|| found.clone()) != found {
+                if !self.shut.swap(true, Ordering::AcqRel) {
+                    tracing::warn!("a data server is not what it was: it has to be looked at");
+                }
+                return Err(OUT_OF_REACH.into());
             }
             // Else it may have answered in the one before, or in the one after.
             let generation = self.connection.generation();
@@ -125,6 +153,10 @@ impl Way {
                 return Ok((session, tiers));
             }
         }
+    }
+
+    fn is_answering(&self) -> bool {
+        !self.shut.load(Ordering::Acquire) && self.connection.is_answering()
     }
 
     pub fn open(&self, key: ObjectKey, how: ObjectUse) -> io::Result<Held> {
@@ -167,6 +199,7 @@ impl Way {
 }
 
 /// All tiers of one data server.
+#[derive(Clone)]
 pub struct RemoteTiers {
     way: Arc<Way>,
 }
@@ -180,7 +213,8 @@ impl RemoteTiers {
                 instance,
                 session: Mutex::default(),
                 introducing: Mutex::default(),
-                boot: OnceLock::new(),
+                found: OnceLock::new(),
+                shut: AtomicBool::new(false),
                 closes: Mutex::default(),
             }),
         }
@@ -192,16 +226,39 @@ impl RemoteTiers {
     /// The connection's.
     pub fn find(&self, server: &str) -> io::Result<Vec<RemoteTier>> {
         let (_, tiers) = self.way.introduce()?;
+        Ok(self.named(server, tiers))
+    }
+
+    /// Those of before, of a data server that is not there: what is asked of them ends with
+    /// `EHOSTDOWN`, also when it is back.
+    pub fn expect(&self, server: &str, tiers: Vec<ObjectTier>) -> Vec<RemoteTier> {
+        self.way.shut.store(true, Ordering::Release);
+        self.named(server, tiers)
+    }
+
+    fn named(&self, server: &str, tiers: Vec<ObjectTier>) -> Vec<RemoteTier> {
         let numbered = tiers.into_iter().zip(0u8..);
         let tiers = numbered.map(|(facts, id)| RemoteTier {
             way: self.way.clone(),
             id: TierId(id),
-            facts: ObjectTier {
-                name: format!("{server}/{}", facts.name),
-                ..facts
-            },
+            name: format!("{server}:{}", facts.name),
+            facts,
         });
-        Ok(tiers.collect())
+        tiers.collect()
+    }
+
+    /// Whether the data server answers, and what it has is not to be used before a start of the
+    /// metadata server has looked at it. Finds out whether it is what it was.
+    pub fn is_to_be_looked_at(&self) -> bool {
+        let way = &self.way;
+        if !way.connection.is_answering() {
+            return false;
+        }
+        // An error says that it is another one now, or not there after all.
+        drop(way.session());
+        let instance = way.instance;
+        let begin = Request::Object(ObjectCall::Begin { instance });
+        way.shut.load(Ordering::Acquire) && way.connection.call(begin, &[], &mut []).is_ok()
     }
 }
 
@@ -209,10 +266,16 @@ impl RemoteTiers {
 pub struct RemoteTier {
     way: Arc<Way>,
     id: TierId,
+    name: String,
     facts: ObjectTier,
 }
 
 impl RemoteTier {
+    /// As the data server tells of it.
+    pub fn facts(&self) -> &ObjectTier {
+        &self.facts
+    }
+
     fn key(&self, object: ObjectId) -> ObjectKey {
         let tier = self.id;
         ObjectKey { tier, object }
@@ -269,7 +332,11 @@ pub(crate) fn is_lost(error: &io::Error) -> bool {
 
 impl Tier for RemoteTier {
     fn name(&self) -> &str {
-        &self.facts.name
+        &self.name
+    }
+
+    fn is_answering(&self) -> bool {
+        self.way.is_answering()
     }
 
     fn kind(&self) -> TierKind {
@@ -277,6 +344,10 @@ impl Tier for RemoteTier {
             true => TierKind::Dram,
             false => TierKind::Ssd,
         }
+    }
+
+    fn mark(&self) -> Option<[u8; 16]> {
+        Some(self.facts.mark).filter(|mark| *mark != [0; 16])
     }
 
     fn capacity_bytes(&self) -> u64 {
@@ -297,7 +368,7 @@ impl Tier for RemoteTier {
     }
 
     fn boot(&self) -> Option<String> {
-        self.way.boot.get().cloned()
+        self.way.found.get().map(|found| found.boot.clone())
     }
 
     fn create(&self, id: ObjectId, identity: &Identity) -> io::Result<Arc<dyn Object>> {

@@ -64,6 +64,17 @@ impl DataServer {
         DataSession::new(self.clone())
     }
 
+    /// Whether a metadata server is connected that has begun.
+    pub fn is_used(&self) -> bool {
+        self.turn.lock().is_some()
+    }
+
+    /// A session is over: nobody has the turn, if it had it.
+    pub(crate) fn end(&self, turn: &Turn) {
+        let mut current = self.turn.lock();
+        current.take_if(|current| Arc::ptr_eq(&current.0, &turn.0));
+    }
+
     pub(crate) fn boot(&self) -> &str {
         &self.boot
     }
@@ -144,6 +155,7 @@ impl Host for DataHost {
 impl Guest for DataSession {
     fn end(&self) {
         self.close_all();
+        self.give_up_turn();
     }
 
     fn open_files(&self) -> u64 {

@@ -57,6 +57,13 @@ impl DataSession {
         self.open.read().len()
     }
 
+    /// Somebody else may have the turn.
+    pub(crate) fn give_up_turn(&self) {
+        if let Some(begun) = self.begun.get() {
+            self.server.end(&begun.turn);
+        }
+    }
+
     /// Nothing is open any more.
     pub(crate) fn close_all(&self) {
         drop(std::mem::take(&mut *self.open.write()));
@@ -223,6 +230,7 @@ impl Descriptor for Handed {
 fn described(tier: &dyn Tier) -> ObjectTier {
     ObjectTier {
         name: tier.name().to_string(),
+        mark: tier.mark().unwrap_or_default(),
         is_memory: tier.kind() == TierKind::Dram,
         capacity_bytes: tier.capacity_bytes(),
     }

@@ -68,7 +68,7 @@ fn flash(dir: &Path, instance: [u8; 16]) -> std::io::Result<Arc<dyn Tier>> {
         dir: dir.to_path_buf(),
         capacity_bytes: Some(1 << 30),
     };
-    Ok(Arc::new(forebay_holder::open_flash(0, &ssd, instance)?.0))
+    Ok(Arc::new(forebay_holder::open_flash("ssd", &ssd, instance)?))
 }
 
 fn content(object: &dyn Object, bytes: usize) -> Vec<u8> {
@@ -86,7 +86,7 @@ fn what_is_open_goes_on_when_the_data_server_is_started_anew() {
     let tier = node.tier(address);
     assert_eq!(
         (tier.name(), tier.capacity_bytes()),
-        ("server-2/ssd", 1 << 30)
+        ("server-2:ssd", 1 << 30)
     );
     let object = tier.create(ObjectId(1), &conformance::identity(1));
     let object = object.expect("create");

@@ -87,6 +87,7 @@ fn flash(dir: &Path) -> Arc<dyn Tier> {
 }
 
 const INSTANCE: [u8; 16] = [7; 16];
+const AWAY: Errno = Errno(libc::EHOSTDOWN);
 
 fn server(dir: &Path, boot: &str) -> Arc<DataServer> {
     let dir = dir.to_path_buf();
@@ -239,14 +240,60 @@ fn what_a_node_had_when_it_stopped_is_looked_at_by_who_starts_anew() {
     restart(&connection, dir.path(), "boot 2");
     // Not even an fsync that finds nothing to do.
     for _ in 0..2 {
-        assert_eq!(errno(object.sync(false)), Some(Errno::EIO));
+        assert_eq!(errno(object.sync(false)), Some(AWAY));
     }
-    assert_eq!(errno(object.stat()), Some(Errno::EIO));
-    assert_eq!(errno(tier.open(ObjectId(1))), Some(Errno::EIO));
+    assert_eq!(errno(object.stat()), Some(AWAY));
+    assert_eq!(errno(tier.open(ObjectId(1))), Some(AWAY));
+    assert!(!tier.is_answering());
     assert_eq!(tier.boot().as_deref(), Some("boot 1"));
     let anew = tier_of(connection);
     assert_eq!(anew.boot().as_deref(), Some("boot 2"));
     assert_eq!(read(&*anew.open(ObjectId(1)).expect("open")), b"some");
+}
+
+#[test]
+fn a_directory_in_the_place_of_another_is_not_taken_for_it() {
+    let dirs = [(); 2].map(|()| tempfile::tempdir().expect("a directory"));
+    let both = |first: usize| {
+        let dirs = dirs.each_ref().map(|dir| dir.path().to_path_buf());
+        let open = move |_| Ok(vec![flash(&dirs[first]), flash(&dirs[1 - first])]);
+        DataServer::new("boot 1".into(), Vec::new(), Box::new(open))
+    };
+    let connection = Breaking::new(both(0));
+    let tiers = RemoteTiers::new(connection.clone(), INSTANCE);
+    let tier = tiers.find("server-2").expect("tiers").remove(0);
+    let object = create(&tier, 1);
+    object.write_at(b"some", 0).expect("write");
+    assert!(!tiers.is_to_be_looked_at());
+    connection.begin(both(1));
+    assert!(tiers.is_to_be_looked_at());
+    assert_eq!(errno(object.stat()), Some(AWAY));
+    assert_eq!(
+        errno(tier.create(ObjectId(2), &conformance::identity(2))),
+        Some(AWAY)
+    );
+    let anew = RemoteTiers::new(connection, INSTANCE).find("server-2");
+    let second = anew.expect("tiers").remove(1);
+    assert_eq!(second.mark(), tier.mark());
+    assert_eq!(read(&*second.open(ObjectId(1)).expect("open")), b"some");
+}
+
+#[test]
+fn what_is_only_expected_is_not_used_before_it_was_looked_at() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let (connection, tier) = served(dir.path());
+    create(&tier, 1).write_at(b"some", 0).expect("write");
+    let tiers = RemoteTiers::new(connection, INSTANCE);
+    let expected = tiers
+        .expect("server-2", vec![tier.facts().clone()])
+        .remove(0);
+    assert_eq!(
+        (expected.name(), expected.mark()),
+        (tier.name(), tier.mark())
+    );
+    assert_eq!(errno(expected.open(ObjectId(1))), Some(AWAY));
+    assert!(!expected.is_answering() && tiers.is_to_be_looked_at());
+    assert_eq!(errno(expected.remove(ObjectId(1))), Some(AWAY));
 }
 
 #[test]

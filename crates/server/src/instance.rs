@@ -46,6 +46,9 @@ pub enum StopReason {
     Drained,
     /// A thread has died: see [`Instance::broken`].
     Broken,
+    /// To be started anew, for a data server has come that only a start can take in: see
+    /// [`Instance::is_to_start_anew`].
+    Anew,
 }
 
 impl std::fmt::Display for StopReason {
@@ -54,6 +57,7 @@ impl std::fmt::Display for StopReason {
             StopReason::Ordered => "ordered",
             StopReason::Drained => "ordered, and all is on the PFS",
             StopReason::Broken => "a thread has died",
+            StopReason::Anew => "to be started anew",
         })
     }
 }
@@ -138,6 +142,9 @@ impl Instance {
         self.spawn("fb-compare", false, &rooms.files, unseen::watch::compare)?;
         self.spawn("fb-inplace", false, &rooms.files, inplace::flush::run)?;
         self.spawn("fb-monitor", false, &rooms.lifecycle, monitor::run)?;
+        if !rooms.buffer.tiers().holders().is_empty() {
+            self.spawn("fb-holders", true, &rooms.lifecycle, monitor::watch_holders)?;
+        }
         self.spawn("fb-engine", false, &rooms.plan, engine::beat::run)?;
         self.spawn("fb-discard", true, &rooms.lifecycle, discard::run)?;
         self.spawn(
@@ -214,6 +221,7 @@ impl Instance {
         self.rooms.base.life().order_stop(StopOrder {
             drain: false,
             deadline: None,
+            anew: false,
         });
     }
 
@@ -228,6 +236,12 @@ impl Instance {
         self.rooms.base.life().broken()
     }
 
+    /// Whether nobody has ordered anything else since [`StopReason::Anew`].
+    pub fn is_to_start_anew(&self) -> bool {
+        let order = self.rooms.base.life().stop_order();
+        order.is_some_and(|order| order.anew) && !self.rooms.base.life().is_broken()
+    }
+
     /// Blocks until the server is to stop. A drain whose deadline passes takes the order back: the
     /// server goes on.
     pub fn wait_stop(&self) -> StopReason {
@@ -236,6 +250,9 @@ impl Instance {
             let order = life.wait_stop_order();
             if life.is_broken() {
                 return StopReason::Broken;
+            }
+            if order.anew {
+                return StopReason::Anew;
             }
             if !order.drain {
                 return StopReason::Ordered;
@@ -315,7 +332,7 @@ impl Instance {
         let threads = std::mem::take(&mut *self.threads.lock());
         join_all(&rooms.base, threads);
         failpoint::hit(failpoint::Point::StopThreads);
-        if rooms.base.life().is_broken() {
+        if rooms.base.life().is_broken() || self.is_to_start_anew() {
             return self.leave_as_it_is();
         }
         let (open, is_more) = self.sessions.open_at_the_end();
@@ -366,8 +383,8 @@ impl Instance {
         self.rooms.buffer.tiers().give_back();
     }
 
-    /// The end after a thread has died: what is on record is what the next start goes by, as after
-    /// a kill.
+    /// The end after a thread has died, and before a start anew: what is on record is what the
+    /// next start goes by, as after a kill.
     fn leave_as_it_is(&self) -> StopSummary {
         if let Err(error) = self.rooms.base.ns().sync() {
             tracing::error!("metadata store: {error}");

@@ -100,14 +100,19 @@ fn open_with(
         pfsmark::check_inner(&ns, &loaded.files, &settings.pfs)?;
     }
     facts.follow(&settings);
-    if settings.ssd.len() + facts.known_ssd.len() > SSDS_MAX {
+    if settings.ssd.len() + facts.known.len() > SSDS_MAX {
         return Err(StartError::Failed {
             what: "ssd".into(),
             why: format!("more than {SSDS_MAX} directories"),
         });
     }
-    let mut tiers = TierSet::open(&settings, ns.pfs(), instance, &mut facts.known_ssd)
-        .map_err(failed("tiers"))?;
+    let mut known = facts.known.clone();
+    let opened = TierSet::open(&settings, ns.pfs(), instance, &mut known);
+    let mut tiers = opened.map_err(failed("tiers"))?;
+    if mode == OpenMode::Serve {
+        // A check leaves it to a start what is there from now on.
+        facts.known = known;
+    }
     wrap(&mut tiers);
     finish(settings, ns, loaded, &facts, tiers, mode)
 }
@@ -127,6 +132,12 @@ fn finish(
     if count > 0 && mode == OpenMode::Serve {
         tiers.undo(&state);
         return Err(StartError::TierMissing { count });
+    }
+    if mode == OpenMode::Serve
+        && let Some((name, count)) = replaced_tier(&loaded, &tiers)
+    {
+        tiers.undo(&state);
+        return Err(StartError::TierReplaced { name, count });
     }
     let scheduling = match Scheduling::new(&settings, &ns, facts, &tiers) {
         Ok(scheduling) => scheduling,
@@ -187,6 +198,21 @@ fn missing_tiers(loaded: &Loaded, tiers: &TierSet) -> usize {
     let known = known.map(|file| file.tier());
     let is_missing = |tier: &TierId| tiers.get(*tier).is_none();
     known.chain(lost_tiers(loaded)).filter(is_missing).count()
+}
+
+/// A flash tier in whose place is another one, and how many undrained files should be in it.
+fn replaced_tier(loaded: &Loaded, tiers: &TierSet) -> Option<(String, usize)> {
+    let mut replaced = tiers.iter().filter(|(_, slot)| {
+        // Memory is another one after each start of its node.
+        slot.is_another && slot.kind == TierKind::Ssd
+    });
+    replaced.find_map(|(id, slot)| {
+        let known = loaded.files.iter().filter(|file| file.lock().is_dirty());
+        let known = known.map(|file| file.tier());
+        let count = known.chain(lost_tiers(loaded)).filter(|tier| *tier == id);
+        let count = count.count();
+        (count > 0).then(|| (slot.tier.name().to_string(), count))
+    })
 }
 
 /// Tiers of undrained files whose directory is not known.

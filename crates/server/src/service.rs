@@ -488,7 +488,11 @@ impl Server {
             Control::Shutdown { drain, timeout_ms } => {
                 let deadline =
                     (timeout_ms > 0).then(|| Instant::now() + Duration::from_millis(timeout_ms));
-                rooms.base.life().order_stop(StopOrder { drain, deadline });
+                rooms.base.life().order_stop(StopOrder {
+                    drain,
+                    deadline,
+                    anew: false,
+                });
                 Ok(ControlResponse::Stopping)
             }
             Control::Calibrate { step, time_ms } => {

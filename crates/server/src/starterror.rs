@@ -53,6 +53,16 @@ pub enum StartError {
         /// How many.
         count: usize,
     },
+    /// In the place of a tier with undrained files is another one.
+    #[error(
+        "tier {name} is not the one that it was: files that are not on the PFS yet ({count}) should be in it; is its file system mounted? If it is gone for good, `forebay fsck` takes off the record what is lost with it"
+    )]
+    TierReplaced {
+        /// Which.
+        name: String,
+        /// How many.
+        count: usize,
+    },
     /// The state folder holds no instance.
     #[error("the state folder {0} holds no instance")]
     NoInstance(String),

@@ -101,6 +101,7 @@ impl Rooms {
             applications,
             applications_total,
             network: self.network_for(named),
+            data_server: None,
             names_hidden: false,
         }
     }
@@ -171,6 +172,7 @@ impl Rooms {
             used_bytes: figures.used_bytes,
             dirty_bytes: figures.dirty_bytes,
             reserved_bytes: figures.reserved_bytes,
+            out_of_reach: self.buffer.tiers().is_out_of_reach(id),
         }
     }
 

@@ -35,10 +35,12 @@ impl Running {
     }
 }
 
-/// Node 0 has the server; each further node has a mount, and node 0 may have one, too. Dropping it
-/// ends the programs, takes the mounts away and removes the folders.
+/// Node 0 has the server; each further node has a mount, and node 0 may have one, too. Further
+/// nodes may have a data server each. Dropping it ends the programs, takes the mounts away and
+/// removes the folders.
 pub struct Fleet {
     server: Running,
+    data: Vec<Running>,
     mounts: Vec<Running>,
     nodes: Nodes,
     cluster: String,
@@ -57,6 +59,18 @@ impl Fleet {
     /// The same; `cluster` is added to the section `[cluster]`.
     #[track_caller]
     pub fn of_cluster(mounts: usize, cluster: &str, config: &str) -> Fleet {
+        Fleet::of(mounts, false, cluster, config)
+    }
+
+    /// A server, and so many further nodes with a mount and a data server each, which has memory
+    /// and flash.
+    #[track_caller]
+    pub fn of_data_servers(nodes: usize, config: &str) -> Fleet {
+        Fleet::of(nodes, true, "", config)
+    }
+
+    #[track_caller]
+    fn of(mounts: usize, with_data: bool, cluster: &str, config: &str) -> Fleet {
         let folder = TempDir::with_prefix("forebay-fleet-").expect("temporary folder");
         let base = std::fs::canonicalize(folder.path()).expect("canonical");
         for name in ["pfs", "run"] {
@@ -64,6 +78,7 @@ impl Fleet {
         }
         let mut fleet = Fleet {
             server: Running(None),
+            data: (0..=mounts).map(|_| Running(None)).collect(),
             mounts: (0..=mounts).map(|_| Running(None)).collect(),
             nodes: Nodes::new(mounts + 1),
             cluster: cluster.to_string(),
@@ -76,7 +91,17 @@ impl Fleet {
         let key = fleet.base.join("key");
         let keygen = fleet.run(0, &["keygen".as_ref(), key.as_ref()]);
         assert_eq!(keygen.code, 0, "{keygen:?}");
-        fleet.write_config("cluster.toml", "fleet", config);
+        let mut config = config.to_string();
+        if with_data {
+            (1..=mounts).for_each(|node| config += &fleet.data_server_section(node));
+        }
+        fleet.write_config("cluster.toml", "fleet", &config);
+        if with_data {
+            for node in 1..=mounts {
+                std::fs::create_dir(fleet.flash(node)).expect("mkdir");
+                fleet.start_data(node, "this boot");
+            }
+        }
         fleet.start_server();
         for node in 1..=mounts {
             fleet.mount(node, &[]);
@@ -96,6 +121,58 @@ impl Fleet {
         );
         std::fs::write(&path, text).expect("configuration");
         path
+    }
+
+    fn data_server_section(&self, node: usize) -> String {
+        let (base, id) = (self.base.display(), node + 1);
+        let address = self.nodes[node].socket_address(PORT);
+        format!(
+            "[[server]]\nid = {id}\nroles = [\"data\"]\naddresses = [\"{address}\"]\n\
+             state = \"{base}/state{node}\"\ndram = \"64MiB\"\nssd = [\"{}:256MiB\"]\n",
+            self.flash(node).display()
+        )
+    }
+
+    /// The flash directory of a node's data server.
+    pub fn flash(&self, node: usize) -> PathBuf {
+        self.base.join(format!("flash{node}"))
+    }
+
+    /// The state folder of a node's data server.
+    pub fn data_state(&self, node: usize) -> PathBuf {
+        self.base.join(format!("state{node}"))
+    }
+
+    /// Starts the data server of a node, on what it has left; `boot` names the start of the node.
+    #[track_caller]
+    pub fn start_data(&mut self, node: usize, boot: &str) {
+        let (config, id) = (self.config(), (node + 1).to_string());
+        let line = ["server".as_ref(), "--config".as_ref(), config.as_os_str()];
+        let line = [&line[..], &["--id".as_ref(), id.as_ref()]].concat();
+        let log = format!("data{node}.log");
+        self.data[node] = self.start_with(node, &log, &line, &[("FOREBAY_BOOT_ID", boot)]);
+        let pid = self.data_state(node).join("forebay.pid");
+        let own = self.data[node].pid().as_raw_nonzero().to_string();
+        wait_until("the data server serves", || {
+            std::fs::read_to_string(&pid).is_ok_and(|text| text.trim() == own)
+        });
+    }
+
+    /// Kills the data server of a node without a word.
+    pub fn kill_data(&mut self, node: usize) {
+        self.data[node].kill();
+    }
+
+    /// The same, and what it had in memory goes with its node.
+    pub fn cut_power_of_data(&mut self, node: usize) {
+        self.kill_data(node);
+        unmount(self.data_state(node).join("dram"), UnmountFlags::DETACH).expect("unmount");
+    }
+
+    /// Stops or continues the process of a data server.
+    #[track_caller]
+    pub fn signal_data(&self, node: usize, signal: Signal) {
+        kill_process(self.data[node].pid(), signal).expect("signal");
     }
 
     /// The nodes.
@@ -138,6 +215,16 @@ impl Fleet {
     }
 
     fn start(&self, node: usize, log: &str, args: &[&OsStr]) -> Running {
+        self.start_with(node, log, args, &[])
+    }
+
+    fn start_with(
+        &self,
+        node: usize,
+        log: &str,
+        args: &[&OsStr],
+        environment: &[(&str, &str)],
+    ) -> Running {
         let log = std::fs::File::options()
             .create(true)
             .append(true)
@@ -146,6 +233,7 @@ impl Fleet {
         let mut command = self.command(node);
         let child = command
             .args(args)
+            .envs(environment.iter().copied())
             .stdin(Stdio::null())
             .stdout(log.try_clone().expect("descriptor"))
             .stderr(log)
@@ -259,9 +347,12 @@ impl Fleet {
 impl Drop for Fleet {
     fn drop(&mut self) {
         if std::thread::panicking() {
-            for name in std::iter::once("server.log".to_string())
-                .chain((0..self.mounts.len()).map(|node| format!("mount{node}.log")))
-            {
+            let of_nodes = |what: &'static str| {
+                let nodes = 0..self.mounts.len();
+                nodes.map(move |node| format!("{what}{node}.log"))
+            };
+            let server = std::iter::once("server.log".to_string());
+            for name in server.chain(of_nodes("data")).chain(of_nodes("mount")) {
                 eprintln!("--- {name}\n{}", self.log(&name));
             }
         }
@@ -269,6 +360,10 @@ impl Drop for Fleet {
             self.kill_mount(node);
         }
         self.server.kill();
+        for node in 0..self.data.len() {
+            self.kill_data(node);
+            let _ = unmount(self.data_state(node).join("dram"), UnmountFlags::DETACH);
+        }
         // Without a memory tier nothing is mounted there.
         let _ = unmount(self.base.join("state/dram"), UnmountFlags::DETACH);
     }

@@ -47,6 +47,7 @@ pub struct DirTier {
     /// What `capacity_bytes` answers should the file system not tell any more.
     total_bytes_at_open: u64,
     is_new: bool,
+    mark: [u8; 16],
     tells_writers: bool,
     shards: Arc<Shards>,
     /// Held while names are put on stable storage: whoever waits for it finds its own names done.
@@ -116,11 +117,21 @@ impl DirTier {
             capacity_bytes: capacity,
             total_bytes_at_open: space_of(&fd)?.total_bytes,
             is_new,
+            mark: marker.tier,
             tells_writers: marker::tells_writers(&fd),
             shards: Arc::new(shards),
             syncing: Mutex::new(()),
             dir: fd,
         })
+    }
+
+    /// The same tier, which may hold so much.
+    #[must_use]
+    pub fn limited_to(self, capacity_bytes: u64) -> DirTier {
+        DirTier {
+            capacity_bytes: Some(capacity_bytes),
+            ..self
+        }
     }
 
     /// Whether this `open` found no marker and made the directory a tier: an instance that expects
@@ -192,6 +203,10 @@ impl Tier for DirTier {
 
     fn kind(&self) -> TierKind {
         self.kind
+    }
+
+    fn mark(&self) -> Option<[u8; 16]> {
+        Some(self.mark)
     }
 
     fn capacity_bytes(&self) -> u64 {

@@ -278,6 +278,14 @@ impl Tier for FaultyTier {
         self.inner.kind()
     }
 
+    fn mark(&self) -> Option<[u8; 16]> {
+        self.inner.mark()
+    }
+
+    fn is_answering(&self) -> bool {
+        self.inner.is_answering()
+    }
+
     fn capacity_bytes(&self) -> u64 {
         self.inner.capacity_bytes()
     }

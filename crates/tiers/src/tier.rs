@@ -42,6 +42,12 @@ pub trait Tier: Send + Sync {
     /// What it is made of.
     fn kind(&self) -> TierKind;
 
+    /// What it was called by when it was made, which nothing else is called: it tells what is in
+    /// its place now from what was there before. `None` where there is no such thing.
+    fn mark(&self) -> Option<[u8; 16]> {
+        None
+    }
+
     /// What it may hold, bytes: as configured, or all of the file system below.
     fn capacity_bytes(&self) -> u64;
 
@@ -52,6 +58,12 @@ pub trait Tier: Send + Sync {
     /// on this node.
     fn boot(&self) -> Option<String> {
         None
+    }
+
+    /// Whether the node that it is on answers, as far as is known: who has a choice asks another
+    /// tier. What is asked of one that does not answer ends with `EHOSTDOWN`.
+    fn is_answering(&self) -> bool {
+        true
     }
 
     /// Makes an empty object. `EEXIST` if the id is taken.

@@ -45,7 +45,8 @@ fn a_directory_on_disk_conforms() {
 fn a_directory_without_attributes_conforms() {
     suite(in_memory, &|dir| {
         let hex: String = INSTANCE.iter().map(|b| format!("{b:02x}")).collect();
-        let marker = format!("forebay tier\nversion 1\ninstance {hex}\nidentity sidecar\n");
+        let marker =
+            format!("forebay tier\nversion 2\ninstance {hex}\ntier {hex}\nidentity sidecar\n");
         std::fs::write(dir.join("forebay-tier"), marker).unwrap();
         tier_in(dir)
     });
@@ -55,7 +56,7 @@ fn a_directory_without_attributes_conforms() {
 fn identities_beside_objects_go_with_them_and_keep_nobody_from_giving_the_directory_back() {
     let dir = in_memory();
     let hex: String = INSTANCE.iter().map(|b| format!("{b:02x}")).collect();
-    let marker = format!("forebay tier\nversion 1\ninstance {hex}\nidentity sidecar\n");
+    let marker = format!("forebay tier\nversion 2\ninstance {hex}\ntier {hex}\nidentity sidecar\n");
     std::fs::write(dir.path().join("forebay-tier"), marker).unwrap();
     let tier = DirTier::open("pfs", TierKind::Pfs, dir.path(), None, INSTANCE).unwrap();
     let at = |name: &str| dir.path().join("objects").join(&name[14..16]).join(name);
@@ -158,7 +159,7 @@ fn directories_of_others_are_refused() {
 
     let marker = dir.path().join("forebay-tier");
     let text = std::fs::read_to_string(&marker).unwrap();
-    std::fs::write(&marker, text.replace("version 1", "version 9")).unwrap();
+    std::fs::write(&marker, text.replace("version 2", "version 9")).unwrap();
     assert!(matches!(
         refused(dir.path(), INSTANCE),
         DirError::Version { found, .. } if found == "9"

@@ -88,6 +88,10 @@ pub const NOT_SENT: Errno = Errno::ESHUTDOWN;
 /// asked again soon.
 pub const UNSETTLED: Errno = Errno::EINPROGRESS;
 
+/// Nothing was done, for the node that has the file does not answer: it is to be asked again until
+/// that does.
+pub const OUT_OF_REACH: Errno = Errno(libc::EHOSTDOWN);
+
 /// The asking side.
 pub trait Connection: Send + Sync {
     /// Sends one request and waits for its answer. An answer [`Response::Failed`] becomes `Err`, as

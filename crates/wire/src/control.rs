@@ -299,7 +299,7 @@ pub struct VersionStatus {
 }
 
 /// One tier in `status`.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TierStatus {
     /// Name.
     pub name: String,
@@ -311,6 +311,8 @@ pub struct TierStatus {
     pub dirty_bytes: u64,
     /// Set aside for files that are being written, bytes.
     pub reserved_bytes: u64,
+    /// The node that has it does not answer.
+    pub out_of_reach: bool,
 }
 
 /// One application in `status`.
@@ -419,6 +421,17 @@ pub struct NetworkStatus {
     pub threads_busy: u64,
 }
 
+/// A data server, which holds objects and knows no files.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DataServerStatus {
+    /// Its id in the cluster.
+    pub server: u16,
+    /// The cluster's name.
+    pub cluster: String,
+    /// A metadata server is connected.
+    pub is_used: bool,
+}
+
 /// Everything `forebay status` shows.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StatusBits {
@@ -514,6 +527,8 @@ pub struct StatusBits {
     pub applications_total: u64,
     /// Clients, where a network server serves them.
     pub network: Option<Box<NetworkStatus>>,
+    /// It is a data server: it knows of its tiers, and of nothing else here.
+    pub data_server: Option<Box<DataServerStatus>>,
     /// Names of files are left out: who asks is neither root nor the user who runs the server.
     pub names_hidden: bool,
 }

@@ -16,7 +16,9 @@ mod seats;
 mod socket;
 mod space;
 
-pub use connection::{Connection, Descriptor, InMemory, NOT_SENT, Peer, Reply, Service, UNSETTLED};
+pub use connection::{
+    Connection, Descriptor, InMemory, NOT_SENT, OUT_OF_REACH, Peer, Reply, Service, UNSETTLED,
+};
 pub use frame::{FrameError, PROTOCOL_VERSION};
 pub use key::{Key, KeyError};
 pub use message::{

@@ -127,6 +127,8 @@ pub enum ObjectCall {
 pub struct ObjectTier {
     /// Its name on that server.
     pub name: String,
+    /// What it was called by when it was made; all zeros where there is no such thing.
+    pub mark: [u8; 16],
     /// Memory, not flash.
     pub is_memory: bool,
     /// What it may hold, bytes.

@@ -82,6 +82,7 @@ pub fn replies() -> Vec<ObjectReply> {
         ObjectReply::Tiers {
             boot: "5a3c".into(),
             tiers: vec![ObjectTier {
+                mark: [3; 16],
                 name: "dram".into(),
                 is_memory: true,
                 capacity_bytes: 1 << 36,

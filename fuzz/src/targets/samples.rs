@@ -435,6 +435,7 @@ fn status() -> StatusBits {
         used_bytes: 1 << 31,
         dirty_bytes: 1 << 30,
         reserved_bytes: 0,
+        out_of_reach: false,
     };
     let application = ApplicationStatus {
         name: "me/run{version}".into(),

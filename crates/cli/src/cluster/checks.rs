@@ -182,22 +182,23 @@ impl<'a> Checks<'a> {
         if !servers.iter().any(|server| server.metadata) {
             return Err(self.whole(Problem::NoMetadata));
         }
+        if !servers.iter().any(|server| server.data) {
+            return Err(self.whole(Problem::NoData));
+        }
         self.this_version(written, &servers)?;
         Ok(servers)
     }
 
     /// What later versions will take.
     fn this_version(&self, written: &Written, servers: &[Server]) -> Result<(), ConfigError> {
-        if let Some(second) = written.servers.get(1) {
-            return Err(self.at(second.span(), Problem::ServersNotYet));
-        }
-        for (server, one) in servers.iter().zip(&written.servers) {
-            if !(server.metadata && server.data) {
+        let named = servers.iter().zip(&written.servers);
+        match named.filter(|(server, _)| server.metadata).nth(1) {
+            Some((server, one)) => {
                 let span = one.get_ref().roles.span();
-                return Err(self.at(span, Problem::RolesNotYet(server.id)));
+                Err(self.at(span, Problem::StandbyNotYet(server.id)))
             }
+            None => Ok(()),
         }
-        Ok(())
     }
 
     fn server(
@@ -231,6 +232,9 @@ impl<'a> Checks<'a> {
         };
         if server.data && server.dram_bytes.is_none() && server.ssd.is_empty() {
             return Err(self.at(written.id.span(), Problem::NoTier(id)));
+        }
+        if !server.data && (server.dram_bytes.is_some() || !server.ssd.is_empty()) {
+            return refuse_roles(Problem::TierWithoutData(id));
         }
         Ok(server)
     }

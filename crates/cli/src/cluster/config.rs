@@ -13,7 +13,7 @@ use super::error::{ConfigError, Problem};
 use super::written::Written;
 use crate::up::given::Given;
 use crate::up::layers::{ConfigFile, Layers};
-use crate::up::settle::{Plan, settle_unmounted};
+use crate::up::settle::{Plan, settle_member};
 use crate::up::values::{Folder, Size, Ssd};
 
 /// Threads of a mount: more than these only cost memory.
@@ -135,7 +135,7 @@ impl Cluster {
         let servers = checks.servers(&written)?;
         // The servers' settings are the same but for tiers, which are checked.
         let given = given_of(written.shared(), &common.pfs, &servers[0]);
-        let plan = settle_unmounted(given, true).map_err(|failure| {
+        let plan = settle_member(given, true).map_err(|failure| {
             let why = failure.message;
             let why = why.strip_prefix("up: ").unwrap_or(&why);
             checks.whole(Problem::Setting(why.to_string()))
@@ -182,11 +182,21 @@ impl Cluster {
     /// What `up` would refuse of the same settings.
     pub fn plan(&self, server: &Server, may_mount: bool) -> Result<Plan, ConfigError> {
         let given = given_of(self.shared.clone(), &self.pfs, server);
-        settle_unmounted(given, may_mount).map_err(|failure| {
+        settle_member(given, may_mount).map_err(|failure| {
             let why = failure.message;
             let why = why.strip_prefix("up: ").unwrap_or(&why);
             self.refused(Problem::Setting(why.to_string()))
         })
+    }
+
+    /// Servers with the same number fail together.
+    pub fn rack(&self, server: &Server) -> u16 {
+        let mut servers = self.servers.iter();
+        let is_same = |other: &Server| match &server.rack {
+            Some(_) => other.rack == server.rack,
+            None => other.id == server.id,
+        };
+        servers.position(is_same).map_or(0, |at| at as u16)
     }
 
     /// The PFS is there, on this node. Waits as long as a PFS does that does not answer.

@@ -302,7 +302,7 @@ fn who_servers_are() {
     starts(
         roles,
         "[\"metadata\"]",
-        "line 7: server 1: a server without both roles is not in this",
+        "line 7: server 1 has memory or flash and not the role data; add",
     );
     let addresses = "[\"127.0.0.1:7070\"]";
     starts(
@@ -394,10 +394,27 @@ fn several_servers() {
         two(&other),
         "line 15: 127.0.0.1:7070 is given twice: first in line 8"
     );
+    let other = other.replace("7070", "7071");
     assert_eq!(
-        two(&other.replace("7070", "7071")),
-        "line 12: several servers are not in this version; leave one [[server]]"
+        two(&other),
+        "line 14: server 2: a second server with the role metadata is not in this version; write roles = [\"data\"]"
     );
+    let data = other.replace("\"metadata\", ", "");
+    let only_names = SERVER.replace(", \"data\"", "");
+    let only_names = only_names.replace("dram = \"64GiB\"\nssd = [\"/local/nvme:1TiB\"]\n", "");
+    let apart = format!("{SECTION}{only_names}{data}");
+    let cluster = read(&apart).expect("a metadata server, and a data server");
+    assert_eq!(cluster.metadata_server().id, 1);
+    let [names, data] = &cluster.servers[..] else {
+        panic!("{cluster:?}");
+    };
+    assert!(!names.data && !data.metadata && cluster.plan(names, true).is_ok());
+    assert_eq!((cluster.rack(names), cluster.rack(data)), (0, 1));
+    let none = refused(&format!("{SECTION}{only_names}"));
+    assert!(none.starts_with("no server has the role data"), "{none}");
+    let racks = apart.replace("state", "rack = \"r1\"\nstate");
+    let cluster = read(&racks).expect("one rack");
+    assert_eq!(cluster.rack(&cluster.servers[1]), 0);
 }
 
 #[test]

@@ -61,12 +61,18 @@ pub enum Problem {
     Replicas(usize),
     #[error("replicas = {0} is not in this version; use 1")]
     ReplicasNotYet(usize),
-    #[error("several servers are not in this version; leave one [[server]]")]
-    ServersNotYet,
     #[error(
-        "server {0}: a server without both roles is not in this version; write roles = [\"metadata\", \"data\"]"
+        "server {0}: a second server with the role metadata is not in this version; write roles = [\"data\"]"
     )]
-    RolesNotYet(u16),
+    StandbyNotYet(u16),
+    #[error(
+        "server {0} has memory or flash and not the role data; add \"data\", or leave dram and ssd out"
+    )]
+    TierWithoutData(u16),
+    #[error(
+        "no server has the role data: there is no place for files; write roles = [\"metadata\", \"data\"]"
+    )]
+    NoData,
     #[error("id is {0}; it must be 1 to {max}", max = u16::MAX)]
     Id(usize),
     #[error("id {0} is taken: the [[server]] of line {1} has it")]

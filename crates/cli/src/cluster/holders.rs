@@ -32,6 +32,7 @@ impl Cluster {
         let addresses = server.addresses.iter();
         HolderSetting {
             server: server.id,
+            rack: self.rack(server),
             addresses: addresses.map(|one| one.ip().to_canonical()).collect(),
             way: HolderWay(Arc::new(way)),
         }

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use clap::Args;
 use forebay_types::{format_duration, format_size};
-use forebay_wire::control::{ScrubStatus, StatusBits};
+use forebay_wire::control::{DataServerStatus, ScrubStatus, StatusBits, TierStatus};
 
 use crate::asked::Whom;
 use crate::control::{failure_line, files_and_bytes};
@@ -80,6 +80,9 @@ pub fn mount_of(bits: &StatusBits) -> &Path {
 
 /// What messages call it: a server shows nothing itself.
 pub fn name_of(bits: &StatusBits) -> String {
+    if let Some(data) = &bits.data_server {
+        return format!("data server {} of {}", data.server, data.cluster);
+    }
     match bits.mount == bits.pfs {
         true => format!("server of {}", show_path(&bits.pfs)),
         false => show_path(&bits.mount),
@@ -97,6 +100,9 @@ fn what_it_shows(bits: &StatusBits) -> String {
 
 /// The page for people.
 pub fn render(bits: &StatusBits) -> String {
+    if let Some(data) = &bits.data_server {
+        return render_data_server(bits, data);
+    }
     let mut page = String::new();
     let passthrough = if bits.passthrough { "on" } else { "off" };
     // Writing to a String cannot fail.
@@ -164,6 +170,31 @@ pub fn render(bits: &StatusBits) -> String {
     page
 }
 
+/// What is in the tiers the metadata server knows.
+fn render_data_server(bits: &StatusBits, data: &DataServerStatus) -> String {
+    let used = match data.is_used {
+        true => "the metadata server is connected",
+        false => "no metadata server is connected",
+    };
+    let mut page = format!(
+        "{}, up {}, process {}, state {}\n{used}; what is held here: `forebay status --config FILE`\n\n",
+        name_of(bits),
+        format_duration(Duration::from_secs(bits.uptime_ms / 1000)),
+        bits.pid,
+        show_path(&bits.state)
+    );
+    let mut table = Table::new(&[("tier", Align::Left), ("capacity", Align::Right)]);
+    for tier in &bits.tiers {
+        let capacity = match tier.capacity_bytes {
+            0 => "what its file system has".into(),
+            bytes => format_size(bytes),
+        };
+        table.row(vec![tier.name.clone(), capacity]);
+    }
+    page.push_str(&table.render());
+    page
+}
+
 /// What is not said, and to whom it is.
 fn hidden(bits: &StatusBits) -> String {
     if !bits.names_hidden {
@@ -188,7 +219,7 @@ fn tiers_table(bits: &StatusBits) -> Table {
     ]);
     for tier in &bits.tiers {
         table.row(vec![
-            tier.name.clone(),
+            tier_name(tier),
             bar(
                 tier.used_bytes,
                 tier.dirty_bytes,
@@ -203,6 +234,13 @@ fn tiers_table(bits: &StatusBits) -> Table {
         ]);
     }
     table
+}
+
+fn tier_name(tier: &TierStatus) -> String {
+    match tier.out_of_reach {
+        true => format!("{} (out of reach)", tier.name),
+        false => tier.name.clone(),
+    }
 }
 
 fn undrained_line(bits: &StatusBits) -> String {
@@ -361,7 +399,7 @@ fn errors(bits: &StatusBits) -> String {
 #[cfg(test)]
 mod tests {
     use forebay_types::Errno;
-    use forebay_wire::control::{ApplicationStatus, PathFailure, TierStatus};
+    use forebay_wire::control::{ApplicationStatus, PathFailure};
     use serde_json::{Value, json};
 
     use super::*;
@@ -373,6 +411,7 @@ mod tests {
             used_bytes: used,
             dirty_bytes: dirty,
             reserved_bytes: 4 << 20,
+            out_of_reach: false,
         };
         StatusBits {
             version: "0.1.0".into(),

@@ -3,8 +3,8 @@
 use std::path::Path;
 
 use forebay_wire::control::{
-    ApplicationStatus, ConflictEntry, PlanStatus, ScrubStatus, StatusBits, TierStatus,
-    VersionStatus,
+    ApplicationStatus, ConflictEntry, DataServerStatus, PlanStatus, ScrubStatus, StatusBits,
+    TierStatus, VersionStatus,
 };
 use serde_json::{Map, Value, json};
 
@@ -14,6 +14,9 @@ use crate::show::json::{self, insert_path};
 
 /// The object that `--json` prints.
 pub fn to_json(bits: &StatusBits) -> Value {
+    if let Some(data) = &bits.data_server {
+        return data_server_json(bits, data);
+    }
     let mut object = Map::new();
     object.insert("version".into(), bits.version.clone().into());
     insert_path(&mut object, "pfs", &bits.pfs);
@@ -93,6 +96,27 @@ pub fn plan_json(plan: &PlanStatus) -> Value {
     })
 }
 
+fn data_server_json(bits: &StatusBits, data: &DataServerStatus) -> Value {
+    let mut object = Map::new();
+    object.insert("version".into(), bits.version.clone().into());
+    insert_path(&mut object, "pfs", &bits.pfs);
+    insert_path(&mut object, "state", &bits.state);
+    let tier = |tier: &TierStatus| {
+        let capacity_bytes = Some(tier.capacity_bytes).filter(|bytes| *bytes > 0);
+        json!({ "name": tier.name, "capacity_bytes": capacity_bytes })
+    };
+    let facts = json!({
+        "pid": bits.pid,
+        "uptime_s": json::seconds(bits.uptime_ms),
+        "data_server": { "id": data.server, "cluster": data.cluster, "used": data.is_used },
+        "tiers": bits.tiers.iter().map(tier).collect::<Value>(),
+    });
+    if let Value::Object(facts) = facts {
+        object.extend(facts);
+    }
+    Value::Object(object)
+}
+
 fn tier_json(tier: &TierStatus) -> Value {
     json!({
         "name": tier.name,
@@ -100,6 +124,7 @@ fn tier_json(tier: &TierStatus) -> Value {
         "used_bytes": tier.used_bytes,
         "dirty_bytes": tier.dirty_bytes,
         "reserved_bytes": tier.reserved_bytes,
+        "out_of_reach": tier.out_of_reach,
     })
 }
 
@@ -186,6 +211,7 @@ mod tests {
                 used_bytes: 1,
                 dirty_bytes: 1,
                 reserved_bytes: 1,
+                out_of_reach: false,
             }],
             errors: vec![PathFailure {
                 path: b"a".to_vec(),

@@ -119,18 +119,23 @@ fn parse(said: &str) -> Option<Word<'_>> {
 pub struct Readiness {
     detached: bool,
     announced: bool,
+    /// The process has started itself anew: its parent has heard all there is to hear.
+    is_anew: bool,
 }
 
 impl Readiness {
     /// For the child of `--detach`, which leaves its parent's session, or for the foreground.
     pub fn new(detached: bool) -> Result<Readiness, Failure> {
-        if detached {
+        let own = rustix::process::getpid();
+        let leads = rustix::process::getsid(None).is_ok_and(|session| session == own);
+        if detached && !leads {
             rustix::process::setsid()
                 .explain("cannot leave the session", "--detached is not for people")?;
         }
         Ok(Readiness {
             detached,
             announced: false,
+            is_anew: detached && leads,
         })
     }
 
@@ -163,6 +168,10 @@ impl Readiness {
         tracing::error!("{}", failure.message);
         if self.announced {
             return;
+        }
+        if self.is_anew {
+            // Standard error is the log, which may not have been opened again yet.
+            return out::complain(&failure.message);
         }
         // If the parent has gone there is nobody to tell.
         let _ = say(&format!(

@@ -1,5 +1,6 @@
 //! By what a burst buffer is reached: a mount in its own process, or the network.
 
+use std::ffi::OsString;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -21,6 +22,12 @@ pub trait Front {
 
     /// The command that starts it again, where that is not `forebay up`.
     fn command(&self) -> Option<String> {
+        None
+    }
+
+    /// The arguments with which the process can start itself anew, where it can: nobody may lose
+    /// anything by that but time.
+    fn arguments(&self) -> Option<Vec<OsString>> {
         None
     }
 

@@ -23,9 +23,10 @@ use forebay_types::format_size;
 use self::detach::Readiness;
 use self::front::{Front, MountHere};
 use self::layers::{ConfigFile, Layers};
+use self::log::Log;
 use self::settle::Plan;
 use self::values::{Count, FromText, Level, PolicyName, Size, parse_ssd};
-use crate::exit::{Exit, Failure, reason};
+use crate::exit::{Exit, Explain, Failure, reason};
 use crate::paths::need_working_directory;
 use crate::state::{Lock, LockError};
 use crate::{out, usage};
@@ -124,46 +125,67 @@ fn start(args: &UpArgs, readiness: &mut Readiness) -> Result<Exit, Failure> {
 
 /// Starts what is planned, after all checks, and serves.
 pub fn start_planned(
-    mut plan: Plan,
+    plan: Plan,
     front: &dyn Front,
     detached: bool,
     readiness: &mut Readiness,
+) -> Result<Exit, Failure> {
+    start_with(plan, detached, readiness, |plan, log, announce| {
+        let mut announce = || announce(&front.announcement(plan));
+        run::serve(plan, front, detached, log, &mut announce)
+    })
+}
+
+/// Says the line that it serves.
+pub type Announce<'a> = dyn FnMut(&str) -> Result<(), Failure> + 'a;
+
+/// The same for whatever serves what is planned: after all checks, under the lock of the state
+/// folder, with a log.
+pub fn start_with(
+    mut plan: Plan,
+    detached: bool,
+    readiness: &mut Readiness,
+    serve: impl FnOnce(&Plan, &Log, &mut Announce<'_>) -> Result<Exit, Failure>,
 ) -> Result<Exit, Failure> {
     let ground = preflight::check(&mut plan)?;
     let state = plan.settings.state.clone();
     let made = preflight::make_state(&state)?;
-    let served = serve(&plan, front, &ground, detached, readiness);
+    let start = || {
+        let _lock = lock(&state)?;
+        preflight::clear_dead_mounts(&state, plan.settings.mount.as_deref())?;
+        let log = log::start(detached.then_some(state.as_path()))?;
+        if let Some(most) = resources::raise_open_files() {
+            tracing::info!("up to {most} descriptors");
+        }
+        for warning in &ground.warnings {
+            // Standard error is still the user's, detached or not; a log is for later.
+            out::complain(warning);
+            if detached {
+                tracing::warn!("{warning}");
+            }
+        }
+        // A detached one was started as /proc/self/exe, and would be called `exe`.
+        if let Err(error) = rustix::thread::set_name(c"forebay") {
+            tracing::debug!("the process keeps its name: {error}");
+        }
+        let mut announce = |line: &str| {
+            // A start that fails has borrowed nothing.
+            if let Some(note) = resources::borrowed_until_logout(&plan.settings) {
+                out::complain(note);
+            }
+            if detached {
+                log.take_stderr().explain("standard error", "")?;
+            }
+            run::say_who_serves(&state)?;
+            readiness.announce(line)
+        };
+        serve(&plan, &log, &mut announce)
+    };
+    let served = start();
     if served.is_err() && made && !readiness.is_announced() {
         preflight::unmake_state(&state);
     }
     served
-}
-
-/// Serves until it is told to stop.
-fn serve(
-    plan: &Plan,
-    front: &dyn Front,
-    ground: &preflight::Ground,
-    detached: bool,
-    readiness: &mut Readiness,
-) -> Result<Exit, Failure> {
-    let state = &plan.settings.state;
-    let _lock = lock(state)?;
-    preflight::clear_dead_mounts(state, plan.settings.mount.as_deref())?;
-    let log = log::start(detached.then_some(state.as_path()))?;
-    if let Some(most) = resources::raise_open_files() {
-        tracing::info!("up to {most} descriptors");
-    }
-    for warning in &ground.warnings {
-        // Standard error is still the user's, detached or not; a log is for later.
-        out::complain(warning);
-        if detached {
-            tracing::warn!("{warning}");
-        }
-    }
-    run::serve(plan, front, detached, &log, &mut || {
-        readiness.announce(&front.announcement(plan))
-    })
 }
 
 /// Takes the lock of a state folder.

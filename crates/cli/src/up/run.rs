@@ -1,7 +1,10 @@
 //! The life of a burst buffer in this process: start, open, serve, close, stop.
 
+use std::ffi::OsString;
 use std::io::IsTerminal;
+use std::os::unix::process::CommandExt;
 use std::path::Path;
+use std::process::Command;
 use std::sync::Arc;
 
 use forebay_server::Instance;
@@ -10,7 +13,6 @@ use forebay_wire::{Peer, Request, Response, Service, UnixServer};
 
 use super::front::Front;
 use super::log::Log;
-use super::resources;
 use super::settle::Plan;
 use super::supervisor::{Served, Supervisor};
 use crate::control::files_and_bytes;
@@ -29,10 +31,6 @@ pub fn serve(
     log: &Log,
     announce: &mut dyn FnMut() -> Result<(), Failure>,
 ) -> Result<Exit, Failure> {
-    // A detached one was started as /proc/self/exe, and would be called `exe`.
-    if let Err(error) = rustix::thread::set_name(c"forebay") {
-        tracing::debug!("the process keeps its name: {error}");
-    }
     let served = Served::default();
     watch_signals(plan, detached, log, served.clone()).explain("cannot watch signals", "")?;
     let supervisor = Supervisor::start(log.clone(), served.clone(), plan.settings.mount.as_deref())
@@ -45,18 +43,14 @@ pub fn serve(
         Instance::start(plan.settings.clone()).map_err(|e| Failure::fatal(e.to_string()))?;
     // Nobody else sets `served`.
     let _ = served.set(instance.clone());
-    let mut announce = || {
-        // A start that fails has borrowed nothing.
-        if let Some(note) = resources::borrowed_until_logout(&plan.settings) {
-            out::complain(note);
-        }
-        if detached {
-            log.take_stderr().explain("standard error", "")?;
-        }
-        announce()
-    };
-    let outcome = open_and_wait(plan, front, &instance, &supervisor, &mut announce);
+    let outcome = open_and_wait(plan, front, &instance, &supervisor, announce);
     let summary = instance.stop();
+    if outcome.is_ok()
+        && instance.is_to_start_anew()
+        && let Some(arguments) = front.arguments()
+    {
+        return Err(start_anew(arguments, detached, log));
+    }
     if outcome.is_err() {
         // The state folder may be removed. Directories that this start has made its own would then
         // belong to an instance that nobody knows.
@@ -94,6 +88,19 @@ pub fn serve(
     }
 }
 
+/// The same process again, from its beginning: nothing of this life is left over. Answers only if
+/// that cannot be.
+fn start_anew(arguments: Vec<OsString>, detached: bool, log: &Log) -> Failure {
+    log.tell_surplus();
+    let mut command = Command::new("/proc/self/exe");
+    command.arg0("forebay").args(arguments);
+    if detached {
+        command.args(["--detach", "--detached"]);
+    }
+    let error = command.exec();
+    Failure::fatal(format!("cannot start anew: {}", reason(&error)))
+}
+
 /// For messages of commands that find the state folder.
 fn note_command(state: &Path, front: &dyn Front) {
     if let Err(error) = starter::note(state, front.command().as_deref()) {
@@ -115,7 +122,7 @@ fn open_and_wait(
         "",
     )?;
     let open = front.open(plan, instance, supervisor)?;
-    let ready = say_who_serves(&settings.state).and_then(|()| announce());
+    let ready = announce();
     if ready.is_ok() {
         tracing::info!("{} answers", front.name(plan).display());
         let why = instance.wait_stop();

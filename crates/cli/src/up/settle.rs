@@ -55,8 +55,15 @@ pub fn settle(given: Given, may_mount: bool) -> Result<Plan, Failure> {
     })
 }
 
-/// The same for a server that mounts nothing itself.
-pub fn settle_unmounted(given: Given, may_mount: bool) -> Result<Plan, Failure> {
+fn settle_unmounted(given: Given, may_mount: bool) -> Result<Plan, Failure> {
+    let plan = settle_member(given, may_mount)?;
+    check_tiers(&plan.settings)?;
+    Ok(plan)
+}
+
+/// The same for a server of a cluster, which mounts nothing itself, and whose tiers have been
+/// checked: it need not have one.
+pub fn settle_member(given: Given, may_mount: bool) -> Result<Plan, Failure> {
     let mut settings = Settings::new(
         folder(given.pfs, "pfs", "the slow file system")?,
         None,
@@ -93,7 +100,6 @@ pub fn settle_unmounted(given: Given, may_mount: bool) -> Result<Plan, Failure> 
     for rule in given.rules {
         settings.rules.push(path_rule(rule)?);
     }
-    check_tiers(&settings)?;
     let threads = count("threads", given.threads, default_threads())?;
     let mut allow_other = may_mount;
     set(&mut allow_other, given.allow_other);

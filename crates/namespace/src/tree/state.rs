@@ -422,6 +422,16 @@ impl FileState {
         meta.ctime = ctime_after(meta.ctime, stat.mtime);
     }
 
+    /// Its object cannot be asked, and knows better where it was being written: there is at least
+    /// what was flushed.
+    pub fn take_flushed_size(&mut self) {
+        let (writing, flushed) = (self.residency.writing, self.residency.flushed);
+        if let Some(flushed) = flushed.filter(|_| writing) {
+            let meta = &mut self.facts.meta;
+            meta.size = meta.size.max(flushed.bytes);
+        }
+    }
+
     /// What the object is now, while it may be written.
     pub fn take_live_stat(&mut self, stat: &ObjectStat) {
         let dirty = self.is_dirty();

@@ -14,6 +14,8 @@ pub struct StopOrder {
     pub drain: bool,
     /// Give up draining then.
     pub deadline: Option<Instant>,
+    /// The server is started anew at once: everything stays as it is.
+    pub anew: bool,
 }
 
 /// What threads ask whether they go on.
@@ -80,6 +82,16 @@ impl Life {
         self.stop_given.notify_all();
     }
 
+    /// Orders a start anew, unless there is an order.
+    pub fn order_start_anew(&self) {
+        self.stop.lock().get_or_insert(StopOrder {
+            drain: false,
+            deadline: None,
+            anew: true,
+        });
+        self.stop_given.notify_all();
+    }
+
     /// The order to stop, if one is given.
     pub fn stop_order(&self) -> Option<StopOrder> {
         *self.stop.lock()
@@ -115,6 +127,7 @@ impl Life {
         self.order_stop(StopOrder {
             drain: false,
             deadline: None,
+            anew: false,
         });
     }
 
@@ -140,10 +153,12 @@ mod tests {
     const NOW: StopOrder = StopOrder {
         drain: false,
         deadline: None,
+        anew: false,
     };
     const DRAIN: StopOrder = StopOrder {
         drain: true,
         deadline: None,
+        anew: false,
     };
 
     #[test]

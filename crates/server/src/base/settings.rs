@@ -21,6 +21,8 @@ pub use forebay_holder::SsdSetting;
 pub struct HolderSetting {
     /// Its id in the cluster.
     pub server: u16,
+    /// Servers with the same number fail together.
+    pub rack: u16,
     /// Where mounts on its node come from.
     pub addresses: Vec<IpAddr>,
     /// How it is reached.
@@ -215,8 +217,12 @@ pub struct Settings {
     pub ssd: Vec<SsdSetting>,
     /// Id of this server in its cluster; 0 without one.
     pub server: u16,
+    /// Servers with the same number fail together.
+    pub rack: u16,
     /// Data servers on other nodes, whose tiers are this burst buffer's, too.
     pub holders: Vec<HolderSetting>,
+    /// So long a start waits for data servers that do not answer; it goes on without them.
+    pub wait_for_holders: Duration,
     /// What fsync promises; `None`: `ssd` where there is a flash tier, else `pfs`.
     pub durability: Option<Durability>,
     /// First match wins.
@@ -261,7 +267,9 @@ impl Settings {
             dram_bytes: None,
             ssd: Vec::new(),
             server: 0,
+            rack: 0,
             holders: Vec::new(),
+            wait_for_holders: Duration::from_secs(10),
             durability: None,
             rules: Vec::new(),
             policy: "bbos".into(),

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use forebay_kv::Durability;
 use forebay_namespace::File;
+use forebay_policy::placement::TierSpace;
 use forebay_policy::spill::flash_with_room;
 use forebay_types::{Errno, Generation, TierId, failpoint};
 
@@ -40,9 +41,27 @@ impl Buffer {
         }
     }
 
-    /// The flash directory with the most room, if that is enough for so many bytes.
-    pub fn flash_for(&self, bytes: u64) -> Option<TierId> {
-        let index = flash_with_room(&self.ledger.spaces(), bytes)?;
+    /// Spaces of the tiers that are in reach.
+    pub fn spaces(&self) -> Vec<TierSpace> {
+        let mut spaces = self.ledger.spaces();
+        spaces.retain(|space| !self.tiers.is_out_of_reach(TierId(space.index as u8)));
+        spaces
+    }
+
+    /// The same: first those on the node of a tier, then all.
+    pub fn spaces_near(&self, tier: TierId) -> [Vec<TierSpace>; 2] {
+        let all = self.spaces();
+        let server = |tier| self.tiers.get(tier).map(|slot| slot.server);
+        let near = all.iter().copied();
+        let near = near.filter(|space| server(TierId(space.index as u8)) == server(tier));
+        [near.collect(), all]
+    }
+
+    /// The flash directory with the most room, if that is enough for so many bytes: on the node of
+    /// a tier if there is one, else on any.
+    pub fn flash_for(&self, near: TierId, bytes: u64) -> Option<TierId> {
+        let mut spaces = self.spaces_near(near).into_iter();
+        let index = spaces.find_map(|spaces| flash_with_room(&spaces, bytes))?;
         Some(TierId(index as u8))
     }
 }

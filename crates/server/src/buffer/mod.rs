@@ -7,6 +7,8 @@ pub(crate) mod changes;
 pub(crate) mod contents;
 pub(crate) mod copies;
 pub(crate) mod evict;
+pub(crate) mod holders;
+pub(crate) mod known;
 pub(crate) mod ledger;
 pub(crate) mod opens;
 pub(crate) mod overflow;

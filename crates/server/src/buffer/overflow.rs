@@ -125,6 +125,7 @@ impl Overflow {
         let tier = DirTier::open_at("pfs", kind, fd, Path::new(&shown), None, self.instance)?;
         let tier = Arc::new(tier);
         let slot = Slot {
+            is_another: false,
             tier: tier.clone(),
             kind,
             capacity_bytes: 0,

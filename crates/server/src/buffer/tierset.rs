@@ -3,15 +3,16 @@
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
 
-use forebay_holder::{RemoteTier, RemoteTiers, open_flash, open_memory};
+use forebay_holder::{open_flash, open_memory};
 use forebay_policy::placement::TierKind as PolicyKind;
 use forebay_tiers::{DramMount, Object, PfsDir, PfsTree, Tier, TierKind};
 use forebay_types::{ObjectId, TierId};
 use parking_lot::Mutex;
 
-use crate::base::settings::{HolderSetting, Settings};
+use crate::base::settings::Settings;
+use crate::buffer::holders::{Holder, find_holders};
+use crate::buffer::known::Known;
 use crate::buffer::overflow::Overflow;
 
 /// Id of the memory tier.
@@ -34,38 +35,23 @@ pub struct Slot {
     pub capacity_bytes: u64,
     /// The server that has it.
     pub server: u16,
+    /// Something else was in its place before: what is on record of it is not here.
+    pub is_another: bool,
 }
 
-/// Between two tries to reach a data server.
-const TRY_AGAIN: Duration = Duration::from_millis(200);
-/// As often it is said that one is waited for.
-const TELL: Duration = Duration::from_secs(10);
-
-fn await_tiers(holder: &HolderSetting, instance: [u8; 16]) -> io::Result<Vec<RemoteTier>> {
-    let tiers = RemoteTiers::new(holder.way.0.clone(), instance);
-    let mut told: Option<Instant> = None;
-    loop {
-        match tiers.find(&format!("server-{}", holder.server)) {
-            // Another burst buffer's, or another version's: that does not change by itself.
-            Err(error) if matches!(error.raw_os_error(), Some(libc::EBUSY | libc::EACCES)) => {
-                let what = format!("server {}: {error}", holder.server);
-                return Err(io::Error::new(error.kind(), what));
-            }
-            Err(error) => {
-                if told.is_none_or(|told| told.elapsed() >= TELL) {
-                    tracing::warn!("waiting for server {}: {error}", holder.server);
-                    told = Some(Instant::now());
-                }
-                std::thread::sleep(TRY_AGAIN);
-            }
-            found => return found,
-        }
-    }
+/// A tier that is open and has no id yet.
+struct Opened {
+    /// Its directory, or what it is called.
+    name: PathBuf,
+    tier: Arc<dyn Tier>,
+    kind: TierKind,
+    server: u16,
 }
 
 /// All tiers. Ids stay with their directories over restarts.
 pub struct TierSet {
     slots: Vec<Option<Slot>>,
+    holders: Vec<Holder>,
     overflow: Overflow,
     dram: Mutex<Option<DramMount>>,
     /// Room in memory beyond what is held, for what the kernel writes before it can be made to
@@ -74,16 +60,17 @@ pub struct TierSet {
 }
 
 impl TierSet {
-    /// Opens the tiers that the settings name. `known` lists the ssd directories that have had an
-    /// id before, in the order of their ids; new ones are added to it.
+    /// Opens the tiers that the settings name. `known` are those that have had an id before; new
+    /// ones are added to it.
     pub fn open(
         settings: &Settings,
         pfs: &PfsTree,
         instance: [u8; 16],
-        known: &mut Vec<PathBuf>,
+        known: &mut Known,
     ) -> io::Result<TierSet> {
         let mut set = TierSet {
             slots: vec![None, None],
+            holders: Vec::new(),
             overflow: Overflow::new(instance),
             dram: Mutex::new(None),
             overrun_bytes: settings.overrun_bytes(),
@@ -102,7 +89,7 @@ impl TierSet {
         settings: &Settings,
         pfs: &PfsTree,
         instance: [u8; 16],
-        known: &mut Vec<PathBuf>,
+        known: &mut Known,
     ) -> io::Result<()> {
         if let Some(size) = settings.dram_bytes {
             // The ledger keeps to the size; what lies beyond it is for writes that do not ask.
@@ -115,73 +102,73 @@ impl TierSet {
                 kind: TierKind::Dram,
                 capacity_bytes: size,
                 server: settings.server,
+                is_another: false,
             });
         }
-        for ssd in &settings.ssd {
-            let at = known
-                .iter()
-                .position(|dir| *dir == ssd.dir)
-                .unwrap_or_else(|| {
-                    known.push(ssd.dir.clone());
-                    known.len() - 1
+        let mut opened = Vec::new();
+        for (at, ssd) in settings.ssd.iter().enumerate() {
+            let name = match at {
+                0 => "ssd".into(),
+                at => format!("ssd{at}"),
+            };
+            opened.push(Opened {
+                name: ssd.dir.clone(),
+                tier: Arc::new(open_flash(&name, ssd, instance)?),
+                kind: TierKind::Ssd,
+                server: settings.server,
+            });
+        }
+        self.holders = find_holders(settings, instance, known)?;
+        for holder in &mut self.holders {
+            for tier in holder.take_found() {
+                // No directory is called so: it is no path from the root.
+                let name = PathBuf::from(tier.name());
+                let kind = tier.kind();
+                opened.push(Opened {
+                    name,
+                    tier: Arc::new(tier),
+                    kind,
+                    server: holder.server,
                 });
-            let (tier, capacity_bytes) = open_flash(at, ssd, instance)?;
-            self.put(
-                at,
-                Arc::new(tier),
-                TierKind::Ssd,
-                capacity_bytes,
-                settings.server,
-            )?;
+            }
         }
-        for holder in &settings.holders {
-            self.fill_from(holder, instance, known)?;
-        }
+        self.put(opened, known)?;
         self.overflow.find(pfs)
     }
 
-    /// The tiers of a data server, which is waited for: without it nobody can say what it holds.
-    fn fill_from(
-        &mut self,
-        holder: &HolderSetting,
-        instance: [u8; 16],
-        known: &mut Vec<PathBuf>,
-    ) -> io::Result<()> {
-        for tier in await_tiers(holder, instance)? {
-            // No directory is called so: it is no path from the root.
-            let name = PathBuf::from(tier.name());
-            let at = known.iter().position(|known| *known == name);
-            let at = at.unwrap_or_else(|| {
-                known.push(name);
-                known.len() - 1
+    /// Gives tiers their ids.
+    fn put(&mut self, opened: Vec<Opened>, known: &mut Known) -> io::Result<()> {
+        let there = opened.iter().map(|one| {
+            let mark = one.tier.mark().ok_or(io::ErrorKind::InvalidData)?;
+            Ok((one.name.clone(), mark))
+        });
+        let places = known.place(&there.collect::<io::Result<Vec<_>>>()?)?;
+        for (one, place) in opened.into_iter().zip(places) {
+            let id = FIRST_SSD as usize + place.at;
+            if place.at >= SSDS_MAX {
+                return Err(io::Error::other(format!("more than {SSDS_MAX} tiers")));
+            }
+            let slots = self.slots.len().max(id + 1);
+            self.slots.resize_with(slots, || None);
+            self.slots[id] = Some(Slot {
+                capacity_bytes: one.tier.capacity_bytes(),
+                tier: one.tier,
+                kind: one.kind,
+                server: one.server,
+                is_another: place.is_another,
             });
-            let (kind, capacity_bytes) = (tier.kind(), tier.capacity_bytes());
-            self.put(at, Arc::new(tier), kind, capacity_bytes, holder.server)?;
         }
         Ok(())
     }
 
-    fn put(
-        &mut self,
-        at: usize,
-        tier: Arc<dyn Tier>,
-        kind: TierKind,
-        capacity_bytes: u64,
-        server: u16,
-    ) -> io::Result<()> {
-        let id = FIRST_SSD as usize + at;
-        if at >= SSDS_MAX {
-            return Err(io::Error::other(format!("more than {SSDS_MAX} tiers")));
-        }
-        let slots = self.slots.len().max(id + 1);
-        self.slots.resize_with(slots, || None);
-        self.slots[id] = Some(Slot {
-            tier,
-            kind,
-            capacity_bytes,
-            server,
-        });
-        Ok(())
+    /// Data servers on other nodes.
+    pub fn holders(&self) -> &[Holder] {
+        &self.holders
+    }
+
+    /// Whether the node that has a tier does not answer, as far as is known.
+    pub fn is_out_of_reach(&self, id: TierId) -> bool {
+        self.get(id).is_some_and(|slot| !slot.tier.is_answering())
     }
 
     /// The overflow, made if it is not there yet.
@@ -307,6 +294,7 @@ impl TierSet {
         for slot in self.slots.iter().flatten() {
             // What is mounted no more is gone anyway.
             if slot.kind == TierKind::Ssd
+                && slot.tier.is_answering()
                 && let Err(error) = slot.tier.give_back()
             {
                 tracing::warn!("{} stays in use: {error}", slot.tier.name());

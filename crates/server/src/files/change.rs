@@ -186,7 +186,7 @@ impl Files {
         if must_stay(stat) {
             return FirstChange::InPlaceOnPfs;
         }
-        let spaces = self.buffer.ledger().spaces();
+        let spaces = self.buffer.spaces();
         first_change(stat.size, truncates, &spaces, &ChangeLimits::default())
     }
 }

@@ -230,7 +230,10 @@ impl Files {
         for file in files {
             let tier = file.tier();
             let is_gone = file.lock().is_unlinked() && !self.ns.is_held(file.object);
-            if self.buffer.tiers().kind(tier) != TierKind::Dram || is_gone {
+            let slot = self.buffer.tiers().get(tier);
+            // What is in the memory of another node stays there: that node goes on.
+            let is_own = slot.is_some_and(|slot| slot.server == self.settings.server);
+            if self.buffer.tiers().kind(tier) != TierKind::Dram || is_gone || !is_own {
                 continue;
             }
             let is_clean = !file.lock().is_dirty();
@@ -273,7 +276,7 @@ impl Files {
             return Err(Errno::ETXTBSY.into());
         }
         let stat = source.stat()?;
-        let to = self.buffer.flash_for(stat.allocated_bytes);
+        let to = self.buffer.flash_for(tier, stat.allocated_bytes);
         let to = to.ok_or(Errno::ENOSPC)?;
         let generation = {
             let mut state = file.lock();
@@ -313,7 +316,9 @@ impl Files {
     pub fn memory_in_use(&self) -> bool {
         self.buffer.tiers().iter().any(|(_, slot)| {
             let mut any = false;
-            slot.kind == TierKind::Dram && (slot.tier.list(&mut |_| any = true).is_err() || any)
+            slot.server == self.settings.server
+                && slot.kind == TierKind::Dram
+                && (slot.tier.list(&mut |_| any = true).is_err() || any)
         })
     }
 
@@ -330,6 +335,7 @@ impl Files {
             let flushed = residency.flushed;
             let done = flushed.is_some_and(|f| f.generation == residency.generation);
             let here = match self.buffer.tiers().kind(residency.tier) {
+                _ if self.buffer.tiers().is_out_of_reach(residency.tier) => false,
                 TierKind::Dram => false,
                 TierKind::Pfs => !self.base.health().is_silent(),
                 _ => true,
@@ -352,7 +358,10 @@ impl Files {
             }
         }
         for (_, slot) in self.buffer.tiers().iter() {
-            let answers = slot.kind != TierKind::Pfs || !self.base.health().is_silent();
+            let answers = match slot.kind {
+                TierKind::Pfs => !self.base.health().is_silent(),
+                _ => slot.tier.is_answering(),
+            };
             if answers && let Err(error) = slot.tier.sync_all() {
                 let path = format!("({})", slot.tier.name()).into_bytes();
                 self.base

@@ -299,7 +299,7 @@ impl Files {
 
     /// Sets space aside for a copy on flash: where there is one already, or where there is room.
     fn book_shadow(&self, file: &File, known: Option<TierId>, bytes: u64) -> Option<TierId> {
-        let flash = known.or_else(|| self.buffer.flash_for(bytes))?;
+        let flash = known.or_else(|| self.buffer.flash_for(file.tier(), bytes))?;
         let hold = || {
             self.buffer
                 .ledger()
@@ -407,7 +407,8 @@ impl Files {
             self.integrity.flush(file, tier, &*object, false)?;
             return self.save_live(file, &*object, flush);
         }
-        let Some(flash) = self.buffer.flash_for(object.stat()?.allocated_bytes) else {
+        let bytes = object.stat()?.allocated_bytes;
+        let Some(flash) = self.buffer.flash_for(tier, bytes) else {
             drop((claim, copying));
             return self.demote_and_wait(file);
         };

@@ -52,6 +52,13 @@ impl Files {
                 now.and_then(|r| r.shadow).map(|(tier, _)| tier),
             ];
             let tiers: Vec<_> = garbage.tiers.iter().chain(&moved).copied().collect();
+            let mut places = tiers.iter().flatten();
+            if places.any(|tier| self.buffer.tiers().is_out_of_reach(*tier)) {
+                // It goes when its node is back.
+                self.buffer.ledger().set_nameless(garbage.object, true);
+                self.ns.add_garbage(garbage);
+                continue;
+            }
             if self.remove_objects(garbage.object, &tiers) {
                 removed.push(garbage.object);
             }
@@ -82,12 +89,17 @@ impl Files {
         if removed.is_empty() {
             return Ok(());
         }
-        let mut flash = self
-            .buffer
-            .tiers()
-            .iter()
-            .filter(|(_, s)| s.kind == TierKind::Ssd);
-        let synced = flash.try_for_each(|(_, slot)| slot.tier.sync_all());
+        let tiers = self.buffer.tiers().iter();
+        let flash: Vec<_> = tiers
+            .filter(|(_, slot)| slot.kind == TierKind::Ssd)
+            .map(|(_, slot)| &slot.tier)
+            .collect();
+        if flash.iter().any(|tier| !tier.is_answering()) {
+            // Whether a removal there survives is not known before it is back.
+            self.removed.lock().extend(removed);
+            return Ok(());
+        }
+        let synced = flash.iter().try_for_each(|tier| tier.sync_all());
         let forgotten = synced
             .map_err(|error| Failure::of_io("flush of flash", error))
             .and_then(|()| Ok(self.ns.garbage_removed(&removed)?));

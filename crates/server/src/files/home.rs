@@ -33,7 +33,7 @@ impl Files {
 
     /// Spaces of the tiers that a new file may go to: those of one node.
     pub fn spaces_for(&self, origin: Origin, file: &NewFile) -> Vec<TierSpace> {
-        let spaces = self.buffer.ledger().spaces();
+        let spaces = self.buffer.spaces();
         if self.settings.holders.is_empty() {
             return spaces;
         }
@@ -89,17 +89,18 @@ impl Files {
                     evictable_bytes: figures.used_bytes.saturating_sub(figures.dirty_bytes),
                 });
         }
-        let answers = |id: HolderId| {
-            let mut holders = self.settings.holders.iter();
-            holders.all(|holder| holder.server != id.0 || holder.way.0.is_answering())
+        let rack = |id: HolderId| {
+            let mut others = self.settings.holders.iter();
+            let other = others.find(|holder| holder.server == id.0);
+            Rack(other.map_or(self.settings.rack, |holder| holder.rack))
         };
         tiers
             .into_iter()
             .map(|(id, tiers)| Holder {
                 id,
-                // Each fails alone.
-                rack: Rack(id.0),
-                is_answering: answers(id),
+                rack: rack(id),
+                // Others have no space here.
+                is_answering: true,
                 is_emptied: false,
                 tiers,
                 load_bytes: 0,
@@ -162,7 +163,7 @@ mod tests {
             capacity_bytes: Some(64 << 20),
         };
         let open = move |instance| {
-            let (tier, _) = open_flash(0, &ssd, instance)?;
+            let tier = open_flash("ssd", &ssd, instance)?;
             Ok(vec![Arc::new(tier) as Arc<dyn Tier>])
         };
         let data = DataServer::new("boot".into(), Vec::new(), Box::new(open));
@@ -174,6 +175,7 @@ mod tests {
             settings.server = 1;
             settings.holders = vec![HolderSetting {
                 server: 2,
+                rack: 2,
                 addresses: vec![THERE],
                 way: HolderWay(way.clone()),
             }];

@@ -96,7 +96,7 @@ impl Files {
         let fits = |s: &TierSpace| s.available_bytes() >= bytes;
         if self.settings.engine.direct
             && identity.version.is_some()
-            && !self.buffer.ledger().spaces().iter().any(fits)
+            && !self.buffer.spaces().iter().any(fits)
         {
             let (incoming, residents) = self.catalog.apps().compare(identity);
             let incoming = Incoming {
@@ -116,7 +116,7 @@ impl Files {
 
     /// Evicts clean copies from whichever tier has some; whether anything was freed.
     pub fn evict_somewhere(&self, wanted_bytes: u64) -> bool {
-        self.evict_in(&self.buffer.ledger().spaces(), wanted_bytes)
+        self.evict_in(&self.buffer.spaces(), wanted_bytes)
     }
 
     /// The same of some tiers.
@@ -129,6 +129,9 @@ impl Files {
     /// Removes what has no name any more, then evicts clean copies from a tier until `wanted_bytes`
     /// are free there, or no more can go. Answers with what was freed.
     pub fn make_space(&self, tier: TierId, wanted_bytes: u64) -> u64 {
+        if self.buffer.tiers().is_out_of_reach(tier) {
+            return 0;
+        }
         let _one = self.making_space.lock();
         let before = self.buffer.ledger().held_bytes(tier);
         if self.has_garbage() {
@@ -339,7 +342,9 @@ impl Files {
     }
 
     fn other_tier(&self, from: TierId, bytes: u64) -> Result<TierId, Failure> {
-        match tier_to_grow_in(&self.buffer.ledger().spaces(), from.0 as usize, bytes) {
+        let mut spaces = self.buffer.spaces_near(from).into_iter();
+        let found = spaces.find_map(|spaces| tier_to_grow_in(&spaces, from.0 as usize, bytes));
+        match found {
             Some(index) => Ok(TierId(index as u8)),
             None => self.overflow(),
         }

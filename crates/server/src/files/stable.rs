@@ -57,7 +57,11 @@ impl Files {
             (state.residency.tier, state.meta.allocated_bytes)
         };
         let in_memory = self.buffer.tiers().kind(tier) == TierKind::Dram;
-        match can_flush_for_names(level, in_memory, self.buffer.flash_for(bytes).is_some()) {
+        match can_flush_for_names(
+            level,
+            in_memory,
+            self.buffer.flash_for(tier, bytes).is_some(),
+        ) {
             true => self.make_stable(file),
             false => Ok(()),
         }

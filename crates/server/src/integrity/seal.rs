@@ -68,7 +68,8 @@ impl Sealer<'_> {
                 (state.residency, state.demoting, state.meta.size)
             };
             let (generation, tier) = (residency.generation, residency.tier);
-            if self.integrity.buffer.tiers().kind(tier) != TierKind::Ssd {
+            let tiers = self.integrity.buffer.tiers();
+            if tiers.kind(tier) != TierKind::Ssd || tiers.is_out_of_reach(tier) {
                 continue;
             }
             let before = self.seen.get(&object).filter(|(of, _)| *of == generation);

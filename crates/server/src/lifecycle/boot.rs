@@ -123,6 +123,7 @@ mod tests {
 
     use super::*;
     use crate::base::settings::{HolderSetting, HolderWay, Settings};
+    use crate::buffer::known::Known;
     use crate::testing::Lab;
 
     fn holder(dir: &std::path::Path, boot: &str) -> HolderSetting {
@@ -131,13 +132,14 @@ mod tests {
             capacity_bytes: Some(64 << 20),
         };
         let open = move |instance| {
-            let (tier, _) = open_flash(0, &ssd, instance)?;
+            let tier = open_flash("ssd", &ssd, instance)?;
             Ok(vec![Arc::new(tier) as Arc<dyn Tier>])
         };
         let data = DataServer::new(boot.into(), Vec::new(), Box::new(open));
         let way = InMemory::mount(Arc::new(data.session()));
         HolderSetting {
             server: 2,
+            rack: 2,
             addresses: Vec::new(),
             way: HolderWay(Arc::new(way)),
         }
@@ -155,7 +157,7 @@ mod tests {
                 dir: dirs[0].path().to_path_buf(),
                 capacity_bytes: Some(64 << 20),
             }];
-            let mut known = Vec::new();
+            let mut known = Known::default();
             let tiers = TierSet::open(&settings, ns.pfs(), [7; 16], &mut known).expect("tiers");
             let boot = Boot::look(ns, Some(own), &tiers).expect("a look");
             boot.record(ns).expect("recorded");

@@ -1,11 +1,16 @@
 //! What the state folder remembers about the instance, beside the files.
 
 use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
 
 use forebay_namespace::{Namespace, NsError, in_record};
+use forebay_types::Errno;
+use forebay_wire::{Connection, OUT_OF_REACH, Reply, Request};
 use serde::{Deserialize, Serialize};
 
-use crate::base::settings::{Settings, SsdSetting};
+use crate::base::settings::{HolderSetting, HolderWay, Settings, SsdSetting};
+use crate::buffer::known::Known;
 
 /// How the instance was last started: enough to check it offline.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -18,8 +23,8 @@ pub struct Facts {
     pub dram_bytes: Option<u64>,
     /// Flash directories and their sizes, bytes.
     pub ssd: Vec<(PathBuf, Option<u64>)>,
-    /// Flash directories in the order of their ids.
-    pub known_ssd: Vec<PathBuf>,
+    /// All tiers that have an id.
+    pub known: Known,
     /// Totals over all runs.
     pub demoted_bytes: u64,
     /// Totals over all runs.
@@ -56,7 +61,7 @@ impl Facts {
             mount: settings.shown_at().to_path_buf(),
             dram_bytes: None,
             ssd: Vec::new(),
-            known_ssd: Vec::new(),
+            known: Known::default(),
             demoted_bytes: 0,
             demoted_files: 0,
             evicted_bytes: 0,
@@ -85,6 +90,32 @@ impl Facts {
             capacity_bytes: *capacity_bytes,
         });
         settings.ssd = ssd.collect();
+        // What they hold is out of reach.
+        let holders = self.known.holders().map(|server| HolderSetting {
+            server,
+            rack: 2,
+            addresses: Vec::new(),
+            way: HolderWay(Arc::new(NoWay)),
+        });
+        settings.holders = holders.collect();
+        settings.wait_for_holders = Duration::ZERO;
         settings
+    }
+}
+
+/// To a data server that nobody tries to reach.
+struct NoWay;
+
+impl Connection for NoWay {
+    fn call(&self, _: Request, _: &[u8], _: &mut [u8]) -> Result<Reply, Errno> {
+        Err(OUT_OF_REACH)
+    }
+
+    fn is_answering(&self) -> bool {
+        false
+    }
+
+    fn hands_over_descriptors(&self) -> bool {
+        false
     }
 }

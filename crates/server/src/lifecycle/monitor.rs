@@ -20,6 +20,9 @@ const MEND_EVERY: Duration = Duration::from_secs(1);
 /// What errors of the records are reported under.
 const STORE: &[u8] = b"(metadata store)";
 
+/// Between two looks who of the data servers is there.
+const HOLDERS_LOOK: Duration = Duration::from_secs(1);
+
 /// The collector waits this long for more before it begins.
 const GATHER: Duration = Duration::from_millis(20);
 
@@ -64,6 +67,24 @@ pub fn run(lifecycle: &Arc<Lifecycle>) {
             sync_at = Instant::now() + SYNC_EVERY;
         }
         std::thread::sleep(LOOK);
+    }
+}
+
+/// The thread that looks after data servers. One that was not there at the start, or is not what it
+/// was, is taken in by a start: that looks at all that it holds.
+pub fn watch_holders(lifecycle: &Arc<Lifecycle>) {
+    while !lifecycle.base.is_ending() {
+        for holder in lifecycle.buffer.tiers().holders() {
+            if holder.is_to_be_looked_at() {
+                tracing::warn!(
+                    "{} is back: this server starts anew, and looks at what is there",
+                    holder.name()
+                );
+                lifecycle.base.life().order_start_anew();
+                return;
+            }
+        }
+        lifecycle.base.life().pause(HOLDERS_LOOK);
     }
 }
 
@@ -113,7 +134,7 @@ fn watch_health(lifecycle: &Lifecycle, before: bool) -> bool {
 pub fn look_below(lifecycle: &Lifecycle) {
     give_back(lifecycle);
     for (id, slot) in lifecycle.buffer.tiers().iter() {
-        if slot.kind == TierKind::Pfs {
+        if slot.kind == TierKind::Pfs || !slot.tier.is_answering() {
             continue;
         }
         match slot.tier.space() {

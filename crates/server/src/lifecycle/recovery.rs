@@ -114,7 +114,8 @@ impl Lifecycle {
 
     fn inventory(&self) -> Result<Inventory, Failure> {
         let mut inventory = Vec::new();
-        for (id, slot) in self.buffer.tiers().iter() {
+        let there = self.buffer.tiers().iter();
+        for (id, slot) in there.filter(|(_, slot)| slot.tier.is_answering()) {
             let mut objects = HashSet::new();
             slot.tier.list(&mut |object| {
                 objects.insert(object);
@@ -145,6 +146,10 @@ impl Lifecycle {
             }
         }
         let residency = file.lock().residency;
+        if self.buffer.tiers().is_out_of_reach(residency.tier) {
+            self.leave_out_of_reach(file, &residency);
+            return Ok(());
+        }
         if let Some(moved) = moved
             && !holds(residency.tier)
             && residency
@@ -164,10 +169,30 @@ impl Lifecycle {
             claimed.insert((shadow, file.object));
         }
         self.take_over(file, residency.tier)?;
-        if let Some((shadow, _)) = residency.shadow {
+        if let Some((shadow, _)) = residency.shadow
+            && !self.buffer.tiers().is_out_of_reach(shadow)
+        {
             self.book_found_shadow(file, shadow);
         }
         Ok(())
+    }
+
+    /// The node that has it is not there: it stays as it is on record. The start that finds the
+    /// node again looks at it.
+    fn leave_out_of_reach(&self, file: &Arc<File>, residency: &Residency) {
+        self.buffer
+            .enter(file, &self.catalog.rules().identify(&file.path()));
+        self.buffer.name_by_xattrs(file);
+        let (bytes, dirty) = {
+            let mut state = file.lock();
+            state.take_flushed_size();
+            (state.meta.allocated_bytes, state.is_dirty())
+        };
+        self.buffer
+            .arrive(file.object, residency.tier, bytes, dirty);
+        if dirty {
+            self.buffer.queue().add(file.object);
+        }
     }
 
     /// A copy on flash that an fsync has left is in the books again.

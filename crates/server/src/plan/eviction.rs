@@ -79,7 +79,7 @@ impl Plan {
     /// Lets files move down where a tier has no more free space than the thresholds say.
     fn move_down(&self) {
         let (forced, normal) = self.settings.engine.out_fractions;
-        for space in self.buffer.ledger().spaces() {
+        for space in self.buffer.spaces() {
             let of = |fraction: f64| (space.capacity_bytes as f64 * fraction) as u64;
             // The order of the fractions was checked at the start.
             if let Ok(thresholds) = OutThresholds::new(of(forced), of(normal)) {

@@ -97,13 +97,14 @@ pub fn settings_with_holder(dir: &Path, ssd_bytes: u64) -> Settings {
     let mut settings = settings(dir, ssd_bytes);
     let ssd = settings.ssd.pop().expect("two");
     let open = move |instance| {
-        let (tier, _) = open_flash(0, &ssd, instance)?;
+        let tier = open_flash("ssd", &ssd, instance)?;
         Ok(vec![Arc::new(tier) as Arc<dyn Tier>])
     };
     let server = DataServer::new("this boot".into(), Vec::new(), Box::new(open));
     let connection = InMemory::mount(Arc::new(server.session()));
     settings.holders = vec![HolderSetting {
         server: 2,
+        rack: 2,
         addresses: Vec::new(),
         way: HolderWay(Arc::new(connection)),
     }];

@@ -1,6 +1,7 @@
 //! The file that says whose a directory is.
 
-use std::io;
+use std::fs::File;
+use std::io::{self, Read};
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
@@ -15,7 +16,7 @@ use crate::writers;
 pub(super) const MARKER: &[u8] = b"forebay-tier";
 const MARKER_TEMPORARY: &[u8] = b"forebay-tier.new";
 const MARKER_BYTES_MAX: usize = 4096;
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 const PROBE_XATTR: &str = "user.forebay.probe";
 
 /// Why a directory was refused as a tier. Found inside an `io::Error` with [`DirError::of`].
@@ -85,12 +86,14 @@ pub(super) enum IdentityHome {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Marker {
     pub instance: [u8; 16],
+    /// Made up when the directory became a tier: another directory in its place has another one.
+    pub tier: [u8; 16],
     pub home: IdentityHome,
 }
 
 impl Marker {
     pub fn instance_hex(&self) -> String {
-        self.instance.iter().map(|b| format!("{b:02x}")).collect()
+        hex(&self.instance)
     }
 
     fn encode(&self) -> String {
@@ -98,8 +101,10 @@ impl Marker {
             IdentityHome::Attribute => "attribute",
             IdentityHome::Sidecar => "sidecar",
         };
-        let instance = self.instance_hex();
-        format!("forebay tier\nversion {VERSION}\ninstance {instance}\nidentity {home}\n")
+        let (instance, tier) = (hex(&self.instance), hex(&self.tier));
+        format!(
+            "forebay tier\nversion {VERSION}\ninstance {instance}\ntier {tier}\nidentity {home}\n"
+        )
     }
 
     fn decode(bytes: &[u8], dir: &Path) -> Result<Marker, DirError> {
@@ -120,7 +125,8 @@ impl Marker {
                 found: version.to_string(),
             });
         }
-        let instance = field("instance").and_then(parse_instance);
+        let instance = field("instance").and_then(parse_id);
+        let tier = field("tier").and_then(parse_id);
         let home = match field("identity") {
             Some("attribute") => IdentityHome::Attribute,
             Some("sidecar") => IdentityHome::Sidecar,
@@ -128,6 +134,7 @@ impl Marker {
         };
         Ok(Marker {
             instance: instance.ok_or_else(damaged)?,
+            tier: tier.ok_or_else(damaged)?,
             home,
         })
     }
@@ -152,25 +159,35 @@ impl Marker {
         } else {
             IdentityHome::Sidecar
         };
-        let marker = Marker { instance, home };
+        let mut tier = [0; 16];
+        File::open("/dev/urandom")?.read_exact(&mut tier)?;
+        let marker = Marker {
+            instance,
+            tier,
+            home,
+        };
         write_small(fd, MARKER, MARKER_TEMPORARY, marker.encode().as_bytes())?;
         rustix::fs::fsync(fd)?;
         Ok(marker)
     }
 }
 
-fn parse_instance(text: &str) -> Option<[u8; 16]> {
+fn hex(id: &[u8; 16]) -> String {
+    id.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+fn parse_id(text: &str) -> Option<[u8; 16]> {
     let digits = text.as_bytes();
     if digits.len() != 32 {
         return None;
     }
-    let mut instance = [0; 16];
-    for (byte, pair) in instance.iter_mut().zip(digits.chunks_exact(2)) {
+    let mut id = [0; 16];
+    for (byte, pair) in id.iter_mut().zip(digits.chunks_exact(2)) {
         let high = char::from(pair[0]).to_digit(16)?;
         let low = char::from(pair[1]).to_digit(16)?;
         *byte = (high << 4 | low) as u8;
     }
-    Some(instance)
+    Some(id)
 }
 
 /// Whether the file system keeps user attributes; tried out, because mount options decide too.
@@ -203,13 +220,14 @@ mod tests {
         for home in [IdentityHome::Attribute, IdentityHome::Sidecar] {
             let marker = Marker {
                 instance: *b"0123456789abcdef",
+                tier: *b"fedcba9876543210",
                 home,
             };
             let text = marker.encode();
             assert_eq!(Marker::decode(text.as_bytes(), dir), Ok(marker));
-            let later = text.replace("version 1", "version 2");
+            let later = text.replace("version 2", "version 3");
             let refused = Marker::decode(later.as_bytes(), dir);
-            assert!(matches!(refused, Err(DirError::Version { found, .. }) if found == "2"));
+            assert!(matches!(refused, Err(DirError::Version { found, .. }) if found == "3"));
             for cut in 0..text.len() - 1 {
                 assert!(
                     Marker::decode(&text.as_bytes()[..cut], dir).is_err(),

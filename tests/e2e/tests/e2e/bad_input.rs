@@ -192,8 +192,7 @@ fn bad_input_that_shows_only_when_the_tiers_are_open() {
     // The second of two directories belongs to somebody else.
     let other = cluster.base().join("other");
     fs::create_dir(&other).expect("mkdir");
-    let marker =
-        "forebay tier\nversion 1\ninstance 00112233445566778899aabbccddeeff\nidentity attribute\n";
+    let marker = "forebay tier\nversion 2\ninstance 00112233445566778899aabbccddeeff\ntier 00112233445566778899aabbccddeeff\nidentity attribute\n";
     fs::write(other.join("forebay-tier"), marker).expect("marker");
     let ssds = [&flash, &other].map(|dir| format!("{}:64MiB", dir.display()));
     let both = [

@@ -18,6 +18,7 @@ mod fsync;
 mod group;
 mod hanging;
 mod hanging_inside;
+mod holders;
 mod inner;
 mod kept;
 mod locks;

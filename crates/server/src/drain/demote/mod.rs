@@ -17,6 +17,7 @@ use std::time::Duration;
 use forebay_namespace::{Demotion, File, NsError};
 use forebay_tiers::{Object, TierKind};
 use forebay_types::{Errno, ObjectId, failpoint};
+use forebay_wire::OUT_OF_REACH;
 
 use crate::base::failure::Failure;
 use crate::buffer::queue::Finished;
@@ -179,6 +180,12 @@ fn begin(drain: &Drain, object: ObjectId) -> Option<Demotion> {
         drain.buffer.queue().finished(&[Finished::done(object)]);
         return None;
     };
+    if drain.buffer.tiers().is_out_of_reach(file.tier()) {
+        // Whoever waits for it is told so. `status` names the node, not each of its files.
+        file.lock().fail_demotion(OUT_OF_REACH);
+        drain.buffer.queue().finished(&[Finished::failed(object)]);
+        return None;
+    }
     let claim = drain.buffer.opens().claim(file.ino);
     let written = claim.open().is_some_and(|open| open.is_written());
     if !written && let Err(failure) = drain.buffer.finish_close(&claim, &file) {

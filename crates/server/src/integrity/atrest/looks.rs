@@ -11,6 +11,7 @@ use forebay_policy::scrub::{
 };
 use forebay_tiers::{Object, ObjectStat, TierKind, checksum};
 use forebay_types::{Errno, Generation, TierId};
+use forebay_wire::OUT_OF_REACH;
 use forebay_wire::control::FsckReport;
 
 use super::{LOOKS_MAX, Looked, OpenedAtRest, Purpose, Recorded, is_exhaustion, is_missing};
@@ -34,6 +35,14 @@ impl Integrity {
         let tier = file.tier();
         if self.buffer.tiers().kind(tier) == TierKind::Pfs {
             self.base.health().pass()?;
+        }
+        if self.buffer.tiers().is_out_of_reach(tier) {
+            // The PFS has it, and the copy goes: nobody knows when its node is back.
+            let is_clean = file.lock().residency.clean;
+            return match is_clean && self.has_made_way(file) {
+                true => Ok(None),
+                false => Err(OUT_OF_REACH.into()),
+            };
         }
         let opened = match to_write {
             true => self.buffer.tiers().open_to_write(tier, file.object),

@@ -32,6 +32,7 @@ impl Pass<'_> {
             (r.tier, state.meta.size, !r.writing && r.crc.is_some())
         };
         if integrity.buffer.tiers().kind(tier) != TierKind::Ssd
+            || integrity.buffer.tiers().is_out_of_reach(tier)
             || integrity.buffer.opens().is_open_now(file.ino)
         {
             return true;

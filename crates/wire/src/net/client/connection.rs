@@ -299,6 +299,14 @@ impl Connection for NetConnection {
         self.shared.ask(link, request, payload, into)
     }
 
+    fn is_answering(&self) -> bool {
+        // Links break, or say nothing, long before the lease ends.
+        let mut links = self.shared.links.iter();
+        links.any(|link| link.down_for().is_zero())
+            && !self.shared.is_over()
+            && self.shared.lease_left() > self.shared.lease / 2
+    }
+
     fn close(&self) {
         NetConnection::close(self);
     }

@@ -1,0 +1,96 @@
+//! Data servers on other nodes: found at a start, or expected where they do not answer.
+
+use std::io;
+use std::time::{Duration, Instant};
+
+use forebay_holder::{RemoteTier, RemoteTiers};
+
+use crate::base::settings::{HolderSetting, Settings};
+use crate::buffer::known::Known;
+
+/// Between two tries to reach a data server.
+const TRY_AGAIN: Duration = Duration::from_millis(200);
+
+/// A data server.
+pub struct Holder {
+    /// Its id in the cluster.
+    pub server: u16,
+    tiers: RemoteTiers,
+    found: Vec<RemoteTier>,
+}
+
+impl Holder {
+    /// What messages call it.
+    pub fn name(&self) -> String {
+        name_of(self.server)
+    }
+
+    /// Whether it answers, and what it has is to be looked at by a start before it is used.
+    pub fn is_to_be_looked_at(&self) -> bool {
+        self.tiers.is_to_be_looked_at()
+    }
+
+    /// The tiers that were found, or are expected; once.
+    pub(super) fn take_found(&mut self) -> Vec<RemoteTier> {
+        std::mem::take(&mut self.found)
+    }
+}
+
+fn name_of(server: u16) -> String {
+    format!("server-{server}")
+}
+
+/// All of them. Who does not answer in time is expected with the tiers of before: nobody can say
+/// what it holds, and nobody waits for that.
+pub fn find_holders(
+    settings: &Settings,
+    instance: [u8; 16],
+    known: &mut Known,
+) -> io::Result<Vec<Holder>> {
+    let until = Instant::now() + settings.wait_for_holders;
+    let holders = settings.holders.iter();
+    let found = holders.map(|holder| find(holder, instance, until, known));
+    found.collect()
+}
+
+fn find(
+    holder: &HolderSetting,
+    instance: [u8; 16],
+    until: Instant,
+    known: &mut Known,
+) -> io::Result<Holder> {
+    let (server, name) = (holder.server, name_of(holder.server));
+    let tiers = RemoteTiers::new(holder.way.0.clone(), instance);
+    let mut is_told = false;
+    let found = loop {
+        match tiers.find(&name) {
+            // Another burst buffer's, or another version's: that does not change by itself.
+            Err(error) if matches!(error.raw_os_error(), Some(libc::EBUSY | libc::EACCES)) => {
+                return Err(io::Error::new(error.kind(), format!("{name}: {error}")));
+            }
+            Err(error) if Instant::now() >= until => {
+                let before = known.of_holder(server).unwrap_or_default().to_vec();
+                tracing::warn!(
+                    "{name} is not there ({error}): what it has is out of reach until it is back"
+                );
+                break tiers.expect(&name, before);
+            }
+            Err(error) => {
+                if !std::mem::replace(&mut is_told, true) {
+                    tracing::warn!("waiting for {name}: {error}");
+                }
+                std::thread::sleep(TRY_AGAIN);
+            }
+            Ok(found) => {
+                let facts = found.iter().map(|tier| tier.facts().clone());
+                known.note_holder(server, facts.collect());
+                break found;
+            }
+        }
+    };
+    Ok(Holder {
+        server,
+        tiers,
+        found,
+    })
+}

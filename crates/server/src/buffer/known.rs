@@ -1,0 +1,138 @@
+//! Tiers of earlier runs: a tier keeps its id over restarts, wherever it is mounted by then.
+
+use std::io;
+use std::path::PathBuf;
+
+use forebay_wire::ObjectTier;
+use serde::{Deserialize, Serialize};
+
+/// Tells a tier from whatever else is in its place.
+pub type Mark = [u8; 16];
+
+/// A tier that has an id.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+struct KnownTier {
+    /// Its directory; of one of a data server, what it is called there, which is no path.
+    name: PathBuf,
+    mark: Mark,
+}
+
+/// All tiers that have had an id, in the order of their ids, and what data servers had.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Known {
+    tiers: Vec<KnownTier>,
+    /// Of each data server that has been there.
+    holders: Vec<(u16, Vec<ObjectTier>)>,
+}
+
+/// The place of a tier among those that are known.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Place {
+    /// From 0.
+    pub at: usize,
+    /// Something else was there before: what is on record of it is not here.
+    pub is_another: bool,
+}
+
+impl Known {
+    /// How many there are.
+    pub fn len(&self) -> usize {
+        self.tiers.len()
+    }
+
+    /// The places of all tiers that are there, by the names under which they are found. The mark
+    /// says which one it is; what is called as one that is nowhere has its place, though it is
+    /// another one.
+    ///
+    /// # Errors
+    /// One is there twice: somebody has copied its directory.
+    pub fn place(&mut self, there: &[(PathBuf, Mark)]) -> io::Result<Vec<Place>> {
+        for (at, (name, mark)) in there.iter().enumerate() {
+            if there[..at].iter().any(|(_, before)| before == mark) {
+                let what = format!("{} is a copy of another tier's directory", name.display());
+                return Err(io::Error::other(what));
+            }
+        }
+        let is_there = |tier: &KnownTier| there.iter().any(|(_, mark)| *mark == tier.mark);
+        let gone: Vec<bool> = self.tiers.iter().map(|tier| !is_there(tier)).collect();
+        let places = there.iter().map(|(name, mark)| {
+            let mut tiers = self.tiers.iter();
+            let same = tiers.position(|tier| tier.mark == *mark);
+            let mut tiers = self.tiers.iter().zip(&gone);
+            let place = same.or_else(|| tiers.position(|(tier, gone)| *gone && tier.name == *name));
+            let tier = KnownTier {
+                name: name.clone(),
+                mark: *mark,
+            };
+            let at = place.unwrap_or(self.tiers.len());
+            match self.tiers.get_mut(at) {
+                Some(known) => *known = tier,
+                None => self.tiers.push(tier),
+            }
+            Place {
+                at,
+                is_another: place.is_some() && same.is_none(),
+            }
+        });
+        Ok(places.collect())
+    }
+
+    /// What a data server had when it was last there; `None`: it never was.
+    pub fn of_holder(&self, server: u16) -> Option<&[ObjectTier]> {
+        let mut holders = self.holders.iter();
+        let found = holders.find(|(known, _)| *known == server);
+        found.map(|(_, tiers)| &tiers[..])
+    }
+
+    /// What a data server has now.
+    pub fn note_holder(&mut self, server: u16, tiers: Vec<ObjectTier>) {
+        self.holders.retain(|(known, _)| *known != server);
+        self.holders.push((server, tiers));
+    }
+
+    /// The data servers that have been there.
+    pub fn holders(&self) -> impl Iterator<Item = u16> {
+        self.holders.iter().map(|(server, _)| *server)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn found(known: &mut Known, tiers: &[(&str, u8)]) -> Vec<(usize, bool)> {
+        let there = tiers
+            .iter()
+            .map(|(name, mark)| (PathBuf::from(name), [*mark; 16]));
+        let places = known.place(&there.collect::<Vec<_>>()).expect("places");
+        places
+            .iter()
+            .map(|place| (place.at, place.is_another))
+            .collect()
+    }
+
+    #[test]
+    fn a_tier_keeps_its_place_wherever_it_is_mounted() {
+        let mut known = Known::default();
+        let first = found(&mut known, &[("/a", 1), ("/b", 2)]);
+        assert_eq!(first, [(0, false), (1, false)]);
+        let swapped = found(&mut known, &[("/b", 1), ("/a", 2)]);
+        assert_eq!(swapped, [(0, false), (1, false)]);
+        assert_eq!(found(&mut known, &[("/c", 2)]), [(1, false)]);
+        let more = found(&mut known, &[("/d", 3), ("/c", 2)]);
+        assert_eq!(more, [(2, false), (1, false)]);
+    }
+
+    #[test]
+    fn another_directory_in_the_place_of_one_is_told_from_it() {
+        let mut known = Known::default();
+        found(&mut known, &[("/a", 1), ("/b", 2)]);
+        assert_eq!(found(&mut known.clone(), &[("/a", 3)]), [(0, true)]);
+        // The one that was there is somewhere else, whichever comes first.
+        let moved = found(&mut known.clone(), &[("/a", 3), ("/x", 1)]);
+        assert_eq!(moved, [(2, false), (0, false)]);
+        let twice = [("/a", 1), ("/z", 1)].map(|(name, mark)| (name.into(), [mark; 16]));
+        let error = known.place(&twice).unwrap_err().to_string();
+        assert!(error.contains("/z is a copy"), "{error}");
+    }
+}
