@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use clap::Args;
+use forebay_server::FsckOrders;
 use forebay_types::format_size;
 use forebay_wire::control::{Finding, FsckReport};
 use serde_json::{Map, Value, json};
@@ -44,6 +45,11 @@ pub struct FsckArgs {
     /// on it (not while it runs)
     #[arg(long)]
     new_pfs: bool,
+    /// A tier is gone for good: take off the record what was in it, and name each file that is
+    /// lost by that (not while it runs). NAME is its directory, or `server-N` or `server-N:NAME`
+    /// as `forebay status` shows it; repeatable
+    #[arg(long, value_name = "NAME")]
+    lost_tier: Vec<String>,
     /// Print one JSON object
     #[arg(long)]
     json: bool,
@@ -58,6 +64,12 @@ pub fn run(args: &FsckArgs) -> Result<Exit, Failure> {
         Some(_) if args.new_pfs => {
             return Err(Failure::fatal(format!(
                 "{}: the burst buffer is running on the PFS that it was made for; --new-pfs is for one that is down",
+                state.display()
+            )));
+        }
+        Some(_) if !args.lost_tier.is_empty() => {
+            return Err(Failure::fatal(format!(
+                "{}: the burst buffer is running; --lost-tier is for one that is down",
                 state.display()
             )));
         }
@@ -99,7 +111,13 @@ fn offline(state: &Path, args: &FsckArgs) -> Result<FsckReport, Failure> {
             LockError::Io(error) => format!("{what}: {}", crate::exit::reason(&error)),
         })
     })?;
-    up::run::fsck_offline(state, args.dry_run, args.checksums, args.new_pfs)
+    let orders = FsckOrders {
+        dry_run: args.dry_run,
+        checksums: args.checksums,
+        new_pfs: args.new_pfs,
+        lost_tiers: args.lost_tier.clone(),
+    };
+    up::run::fsck_offline(state, &orders)
 }
 
 /// Whether a finding is about content that does not match its checksum.

@@ -429,13 +429,22 @@ impl ExactLook {
     }
 }
 
+/// What a check of a state folder is to do.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct FsckOrders {
+    /// Change nothing.
+    pub dry_run: bool,
+    /// Read all content.
+    pub checksums: bool,
+    /// The PFS has been replaced for good.
+    pub new_pfs: bool,
+    /// Tiers that are gone for good, by what they are called: `DIR`, `server-N`, `server-N:NAME`.
+    pub lost_tiers: Vec<String>,
+}
+
 /// Checks a state folder whose instance does not run. The caller holds its lock.
-pub fn fsck_offline(
-    state: &Path,
-    dry_run: bool,
-    checksums: bool,
-    new_pfs: bool,
-) -> Result<FsckReport, StartError> {
+pub fn fsck_offline(state: &Path, orders: &FsckOrders) -> Result<FsckReport, StartError> {
+    let (dry_run, new_pfs) = (orders.dry_run, orders.new_pfs);
     if !state.join("kv").is_dir() {
         return Err(StartError::NoInstance(state.display().to_string()));
     }
@@ -447,9 +456,14 @@ pub fn fsck_offline(
     drop(store);
     let mode = OpenMode::Check { dry_run, new_pfs };
     let rooms = open_rooms(facts.settings(state.to_path_buf()), mode)?;
-    let report = rooms.lifecycle.fsck(dry_run, checksums, false);
+    let given_up = rooms.lifecycle.give_up_tiers(&orders.lost_tiers, dry_run);
+    let report = given_up.map(|found| {
+        let mut report = rooms.lifecycle.fsck(dry_run, orders.checksums, false);
+        report.findings.splice(0..0, found);
+        report
+    });
     // Memory that was not there before is empty, and nobody would give it back.
     rooms.buffer.tiers().undo(state);
     rooms.base.ns().sync().map_err(failed("metadata store"))?;
-    Ok(report)
+    report
 }

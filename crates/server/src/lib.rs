@@ -33,6 +33,6 @@ pub use catalog::rules::check_rule;
 pub use catalog::rules::Rules;
 pub use forebay_policy::publication::GroupMode;
 pub use forebay_tiers::MachineMemory;
-pub use instance::{Instance, StopReason, StopSummary, fsck_offline};
+pub use instance::{FsckOrders, Instance, StopReason, StopSummary, fsck_offline};
 pub use sessions::{Session, Sessions};
 pub use starterror::StartError;

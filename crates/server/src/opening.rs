@@ -6,7 +6,7 @@ use std::time::Instant;
 use forebay_namespace::{Loaded, Namespace};
 use forebay_policy::trigger::Trigger;
 use forebay_tiers::{PfsTree, TierKind};
-use forebay_types::{TierId, failpoint};
+use forebay_types::failpoint;
 
 use crate::base::Base;
 use crate::base::settings::Settings;
@@ -21,6 +21,7 @@ use crate::integrity::Integrity;
 use crate::integrity::scrub::Scrub;
 use crate::lifecycle::boot::Boot;
 use crate::lifecycle::facts::Facts;
+use crate::lifecycle::lost::check_tiers;
 use crate::lifecycle::statefolder::open_store;
 use crate::lifecycle::{Lifecycle, pfsmark};
 use crate::orders::Orders;
@@ -128,16 +129,11 @@ fn finish(
 ) -> Result<Rooms, StartError> {
     let state = settings.state.clone();
     let epoch = next_epoch(&ns).map_err(failed("metadata store"))?;
-    let count = missing_tiers(&loaded, &tiers);
-    if count > 0 && mode == OpenMode::Serve {
-        tiers.undo(&state);
-        return Err(StartError::TierMissing { count });
-    }
     if mode == OpenMode::Serve
-        && let Some((name, count)) = replaced_tier(&loaded, &tiers)
+        && let Err(refused) = check_tiers(&loaded, &tiers)
     {
         tiers.undo(&state);
-        return Err(StartError::TierReplaced { name, count });
+        return Err(refused);
     }
     let scheduling = match Scheduling::new(&settings, &ns, facts, &tiers) {
         Ok(scheduling) => scheduling,
@@ -190,38 +186,6 @@ fn next_epoch(ns: &Namespace) -> Result<u32, forebay_namespace::NsError> {
     let epoch = now_s.max(last.saturating_add(1));
     ns.put_fact(NAME, &epoch.to_le_bytes())?;
     Ok(epoch)
-}
-
-/// How many undrained files lie in tiers that this start does not have.
-fn missing_tiers(loaded: &Loaded, tiers: &TierSet) -> usize {
-    let known = loaded.files.iter().filter(|file| file.lock().is_dirty());
-    let known = known.map(|file| file.tier());
-    let is_missing = |tier: &TierId| tiers.get(*tier).is_none();
-    known.chain(lost_tiers(loaded)).filter(is_missing).count()
-}
-
-/// A flash tier in whose place is another one, and how many undrained files should be in it.
-fn replaced_tier(loaded: &Loaded, tiers: &TierSet) -> Option<(String, usize)> {
-    let mut replaced = tiers.iter().filter(|(_, slot)| {
-        // Memory is another one after each start of its node.
-        slot.is_another && slot.kind == TierKind::Ssd
-    });
-    replaced.find_map(|(id, slot)| {
-        let known = loaded.files.iter().filter(|file| file.lock().is_dirty());
-        let known = known.map(|file| file.tier());
-        let count = known.chain(lost_tiers(loaded)).filter(|tier| *tier == id);
-        let count = count.count();
-        (count > 0).then(|| (slot.tier.name().to_string(), count))
-    })
-}
-
-/// Tiers of undrained files whose directory is not known.
-fn lost_tiers(loaded: &Loaded) -> impl Iterator<Item = TierId> {
-    let dirty = loaded
-        .lost
-        .iter()
-        .filter(|(_, record)| !record.residency.clean);
-    dirty.map(|(_, record)| record.residency.tier)
 }
 
 /// Who gets what, and when.

@@ -47,21 +47,31 @@ pub enum StartError {
     },
     /// A tier with undrained files was not given.
     #[error(
-        "files that are not on the PFS yet ({count}) are in a tier that was not given; start with the same dram and ssd as before"
+        "files that are not on the PFS yet ({count}) are in {name}, which was not given; start with it, or, if it is gone for good, give them up with `forebay fsck --lost-tier {name}`"
     )]
     TierMissing {
+        /// What it is called.
+        name: String,
         /// How many.
         count: usize,
     },
     /// In the place of a tier with undrained files is another one.
     #[error(
-        "tier {name} is not the one that it was: files that are not on the PFS yet ({count}) should be in it; is its file system mounted? If it is gone for good, `forebay fsck` takes off the record what is lost with it"
+        "{name} is not the tier that it was: files that are not on the PFS yet ({count}) should be in it; is its file system mounted? If it is gone for good, `forebay fsck --lost-tier {name}` gives them up"
     )]
     TierReplaced {
-        /// Which.
+        /// What it is called.
         name: String,
         /// How many.
         count: usize,
+    },
+    /// A tier that is there is called lost, or one that is not known.
+    #[error("--lost-tier {name}: no tier that is called so is missing; known are {}", .known.join(", "))]
+    NotLost {
+        /// What it was called.
+        name: String,
+        /// Those that are known.
+        known: Vec<String>,
     },
     /// The state folder holds no instance.
     #[error("the state folder {0} holds no instance")]

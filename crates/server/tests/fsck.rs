@@ -11,7 +11,7 @@ use std::fs;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
-use common::{Running, Scratch, settings};
+use common::{Running, Scratch, orders, settings};
 use forebay_kv::{Batch, Durability};
 use forebay_namespace::{FileRecord, Published};
 use forebay_policy::repair::Damage;
@@ -110,7 +110,7 @@ impl Lab {
 
     fn fsck(&self, dry_run: bool) -> FsckReport {
         let state = self.scratch.path().join("state");
-        fsck_offline(&state, dry_run, true, false).unwrap_or_else(|e| panic!("fsck: {e}"))
+        fsck_offline(&state, &orders(dry_run)).unwrap_or_else(|e| panic!("fsck: {e}"))
     }
 
     /// Content of every file but those of the store.

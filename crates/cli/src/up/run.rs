@@ -7,7 +7,7 @@ use std::path::Path;
 use std::process::Command;
 use std::sync::Arc;
 
-use forebay_server::Instance;
+use forebay_server::{FsckOrders, Instance};
 use forebay_wire::control::{Control, ControlResponse, FsckReport, StatusBits};
 use forebay_wire::{Peer, Request, Response, Service, UnixServer};
 
@@ -208,12 +208,7 @@ fn stopping_line(state: &Path, bits: Option<StatusBits>) -> String {
 }
 
 /// Checks and repairs a burst buffer that does not run; the caller holds its lock.
-pub fn fsck_offline(
-    state: &Path,
-    dry_run: bool,
-    checksums: bool,
-    new_pfs: bool,
-) -> Result<FsckReport, Failure> {
-    forebay_server::fsck_offline(state, dry_run, checksums, new_pfs)
-        .map_err(|error| Failure::fatal(error.to_string()))
+pub fn fsck_offline(state: &Path, orders: &FsckOrders) -> Result<FsckReport, Failure> {
+    let report = forebay_server::fsck_offline(state, orders);
+    report.map_err(|error| Failure::fatal(error.to_string()))
 }

@@ -40,6 +40,12 @@ impl Known {
         self.tiers.len()
     }
 
+    /// What they are called.
+    pub fn names(&self) -> Vec<String> {
+        let tiers = self.tiers.iter();
+        tiers.map(|tier| tier.name.display().to_string()).collect()
+    }
+
     /// The places of all tiers that are there, by the names under which they are found. The mark
     /// says which one it is; what is called as one that is nowhere has its place, though it is
     /// another one.

@@ -51,6 +51,8 @@ struct Opened {
 /// All tiers. Ids stay with their directories over restarts.
 pub struct TierSet {
     slots: Vec<Option<Slot>>,
+    /// What tiers are called, also those that are not there, by id from [`FIRST_SSD`] on.
+    names: Vec<String>,
     holders: Vec<Holder>,
     overflow: Overflow,
     dram: Mutex<Option<DramMount>>,
@@ -70,6 +72,7 @@ impl TierSet {
     ) -> io::Result<TierSet> {
         let mut set = TierSet {
             slots: vec![None, None],
+            names: Vec::new(),
             holders: Vec::new(),
             overflow: Overflow::new(instance),
             dram: Mutex::new(None),
@@ -106,6 +109,25 @@ impl TierSet {
             });
         }
         let mut opened = Vec::new();
+        let all = self.open_all(settings, instance, known, &mut opened);
+        if let Err(error) = all {
+            // They have no ids yet, by which others are given back.
+            opened
+                .iter()
+                .for_each(|one| give_back(&*one.tier, one.kind));
+            return Err(error);
+        }
+        self.put(opened, known)?;
+        self.overflow.find(pfs)
+    }
+
+    fn open_all(
+        &mut self,
+        settings: &Settings,
+        instance: [u8; 16],
+        known: &mut Known,
+        opened: &mut Vec<Opened>,
+    ) -> io::Result<()> {
         for (at, ssd) in settings.ssd.iter().enumerate() {
             let name = match at {
                 0 => "ssd".into(),
@@ -132,8 +154,7 @@ impl TierSet {
                 });
             }
         }
-        self.put(opened, known)?;
-        self.overflow.find(pfs)
+        Ok(())
     }
 
     /// Gives tiers their ids.
@@ -143,6 +164,7 @@ impl TierSet {
             Ok((one.name.clone(), mark))
         });
         let places = known.place(&there.collect::<io::Result<Vec<_>>>()?)?;
+        self.names = known.names();
         for (one, place) in opened.into_iter().zip(places) {
             let id = FIRST_SSD as usize + place.at;
             if place.at >= SSDS_MAX {
@@ -159,6 +181,22 @@ impl TierSet {
             });
         }
         Ok(())
+    }
+
+    /// What people call a tier: its directory, or `SERVER:NAME`.
+    pub fn called(&self, id: TierId) -> String {
+        let at = usize::from(id.0).checked_sub(FIRST_SSD.into());
+        match (at.and_then(|at| self.names.get(at)), self.get(id)) {
+            (Some(name), _) => name.clone(),
+            (None, Some(slot)) => slot.tier.name().to_string(),
+            (None, None) if id == DRAM => "dram".into(),
+            (None, None) => format!("tier {}", id.0),
+        }
+    }
+
+    /// All tiers that have an id, also those that are not there, but for memory and the overflow.
+    pub fn ids(&self) -> impl Iterator<Item = TierId> {
+        (FIRST_SSD..).take(self.names.len()).map(TierId)
     }
 
     /// Data servers on other nodes.
@@ -291,19 +329,22 @@ impl TierSet {
     /// Gives the directories back that this start has made its own, where nothing was put in them
     /// since.
     pub fn give_back(&self) {
-        for slot in self.slots.iter().flatten() {
-            // What is mounted no more is gone anyway.
-            if slot.kind == TierKind::Ssd
-                && slot.tier.is_answering()
-                && let Err(error) = slot.tier.give_back()
-            {
-                tracing::warn!("{} stays in use: {error}", slot.tier.name());
-            }
-        }
+        let slots = self.slots.iter().flatten();
+        slots.for_each(|slot| give_back(&*slot.tier, slot.kind));
     }
 
     /// Removes the overflow's directory if it is empty.
     pub fn tidy_overflow(&self, pfs: &PfsTree) {
         self.overflow.tidy(pfs);
+    }
+}
+
+fn give_back(tier: &dyn Tier, kind: TierKind) {
+    // What is mounted no more is gone anyway.
+    if kind == TierKind::Ssd
+        && tier.is_answering()
+        && let Err(error) = tier.give_back()
+    {
+        tracing::warn!("{} stays in use: {error}", tier.name());
     }
 }

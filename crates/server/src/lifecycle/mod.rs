@@ -5,6 +5,7 @@ pub(crate) mod audit;
 pub(crate) mod boot;
 pub(crate) mod discard;
 pub(crate) mod facts;
+pub(crate) mod lost;
 pub(crate) mod monitor;
 pub(crate) mod nameless;
 pub(crate) mod orphans;

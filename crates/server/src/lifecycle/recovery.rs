@@ -358,7 +358,12 @@ impl Lifecycle {
     }
 
     /// Its content is gone: it goes, and what the PFS has counts.
-    fn give_up_lost(&self, file: &Arc<File>, reason: &str, kept: &str) -> Result<(), Failure> {
+    pub(super) fn give_up_lost(
+        &self,
+        file: &Arc<File>,
+        reason: &str,
+        kept: &str,
+    ) -> Result<(), Failure> {
         let path = file.path();
         let (names, published) = {
             let state = file.lock();

@@ -14,7 +14,7 @@ use forebay_server::{Settings, fsck_offline};
 use forebay_types::{Errno, Ino, OpenFlags, RenameMode, SetAttr, SetTime, TimeSpec};
 use rustix::process::{Signal, getpid};
 
-use crate::common::{Running, Scratch, kernels_own, me, settings};
+use crate::common::{Running, Scratch, kernels_own, me, orders, settings};
 use crate::lab::Harm::{Flip, Lengthen, Truncate};
 use crate::lab::{DIRTY, Lab, sealing};
 
@@ -93,7 +93,7 @@ fn fsck_finds_a_flipped_bit_in_undrained_data_and_leaves_it() {
     let state = lab.scratch.path().join("state");
     lab.server.instance.stop();
     drop(lab.server);
-    let offline = fsck_offline(&state, false, true, false).unwrap_or_else(|e| panic!("fsck: {e}"));
+    let offline = fsck_offline(&state, &orders(false)).unwrap_or_else(|e| panic!("fsck: {e}"));
     for report in [online, offline] {
         let [finding] = &report.findings[..] else {
             panic!("{report:?}");
@@ -309,7 +309,7 @@ fn the_checksum_of_an_fsync_is_not_that_of_what_is_written_unseen_after_it() {
         DIRTY
     );
     let state = scratch.path().join("state");
-    let checked = fsck_offline(&state, true, true, false).unwrap_or_else(|e| panic!("fsck: {e}"));
+    let checked = fsck_offline(&state, &orders(true)).unwrap_or_else(|e| panic!("fsck: {e}"));
     assert_eq!(checked.findings, []);
     let server = Running::start(&to_the_pfs(scratch.path()), false);
     let written = [b"WHAT", &DIRTY[4..]].concat();

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use forebay_client::Client;
 use forebay_holder::{DataServer, open_flash};
-use forebay_server::{HolderSetting, HolderWay, Instance, Settings, SsdSetting};
+use forebay_server::{FsckOrders, HolderSetting, HolderWay, Instance, Settings, SsdSetting};
 use forebay_tiers::Tier;
 use forebay_types::{Attr, Cred, Errno, Handle, Ino, OpenFlags, Process};
 use forebay_wire::control::{
@@ -109,6 +109,15 @@ pub fn settings_with_holder(dir: &Path, ssd_bytes: u64) -> Settings {
         way: HolderWay(Arc::new(connection)),
     }];
     settings
+}
+
+/// A check that compares all content.
+pub fn orders(dry_run: bool) -> FsckOrders {
+    FsckOrders {
+        dry_run,
+        checksums: true,
+        ..FsckOrders::default()
+    }
 }
 
 /// The user who runs the test.

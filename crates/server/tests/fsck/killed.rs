@@ -8,6 +8,7 @@ use forebay_policy::repair::Damage;
 use forebay_server::fsck_offline;
 use forebay_types::failpoint::{self, Point};
 
+use crate::common::orders;
 use crate::{Lab, is_mended, keeps, serves};
 
 /// The state that a child checks; whoever has it in the environment is the child.
@@ -31,7 +32,7 @@ fn child_checks_until_it_is_killed() {
         return;
     };
     failpoint::arm_from_environment().expect("a point");
-    let report = fsck_offline(&state, false, true, false);
+    let report = fsck_offline(&state, &orders(false));
     panic!("the point was not hit: {report:?}");
 }
 

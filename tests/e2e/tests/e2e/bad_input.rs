@@ -1,10 +1,10 @@
 //! What wrong input gets: one line that says what to do, exit 1, nothing mounted, nothing changed.
 
 use std::ffi::OsString;
-use std::fs;
+use std::fs::{self, File};
 use std::os::unix::fs::{PermissionsExt, chown, symlink};
 use std::os::unix::process::CommandExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use forebay_testkit::{
@@ -353,8 +353,69 @@ fn bad_input_tier_left_out_that_holds_undrained_data() {
         at..at + 2,
         ["--dram", "16MiB", "--detach"].map(OsString::from),
     );
-    assert_line(&cluster.cli(&args), "in a tier that was not given");
+    assert_line(
+        &cluster.cli(&args),
+        "which was not given; start with it, or, if it is gone for good",
+    );
     assert!(cluster.mounts().iter().all(|line| !line.contains("/mnt ")));
+}
+
+/// The directory of a flash tier, which is an argument.
+fn flash_of(cluster: &Cluster) -> PathBuf {
+    let args = cluster.up_args();
+    let at = args.iter().position(|arg| arg == "--ssd").expect("--ssd");
+    let value = args[at + 1].to_str().expect("UTF-8");
+    value.rsplit_once(':').map_or(value, |(dir, _)| dir).into()
+}
+
+/// As where the file system of a flash directory is not mounted: an empty directory is there.
+#[test]
+fn bad_input_flash_that_is_not_the_one_that_it_was() {
+    let mut cluster = Cluster::builder().dram("").ssd("64MiB").lazy().up();
+    let file = File::create(cluster.mnt("f")).expect("create");
+    pattern(5, 100).write(&file);
+    file.sync_all().expect("fsync");
+    drop(file);
+    cluster.down(&[]);
+    let flash = flash_of(&cluster);
+    let away = flash.with_extension("away");
+    let put_away = || {
+        fs::rename(&flash, &away).expect("rename");
+        fs::create_dir(&flash).expect("mkdir");
+    };
+    put_away();
+    let detached = [cluster.up_args(), &["--detach".into()]].concat();
+    let is_empty = || fs::read_dir(&flash).expect("list").count() == 0;
+    for _ in 0..2 {
+        assert_line(&cluster.cli(&detached), "is its file system mounted?");
+        let checked = cluster.on_state(&["fsck"]);
+        assert_eq!(checked.code, 3, "{checked:?}");
+        assert!(is_empty(), "it is not taken for the tier");
+    }
+    fs::remove_dir(&flash).expect("rmdir");
+    fs::rename(&away, &flash).expect("rename");
+    let flash_name = flash.to_str().expect("UTF-8");
+    let there = cluster.on_state(&["fsck", "--lost-tier", flash_name]);
+    assert_line(&there, "no tier that is called so is missing");
+    cluster.start();
+    pattern(5, 100).assert_in(&cluster.mnt("f"));
+    cluster.down(&[]);
+
+    // Gone for good.
+    put_away();
+    for (more, says) in [(&["--dry-run"][..], "would"), (&[], "gone for good")] {
+        let args = [&["fsck", "--lost-tier", flash_name], more].concat();
+        let said = cluster.on_state(&args);
+        assert!(
+            said.stdout.contains("f: was in") && said.stdout.contains(says),
+            "{said:?}"
+        );
+        assert!(said.stdout.contains("it is lost"), "{said:?}");
+    }
+    cluster.start();
+    assert!(!cluster.mnt("f").exists());
+    write_file(&cluster.mnt("g"), pattern(6, 100));
+    assert!(cluster.dirty_bytes() > 0);
 }
 
 /// The directory is there, but what was mounted on it is not: what goes there would be hidden by

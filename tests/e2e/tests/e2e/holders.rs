@@ -312,6 +312,43 @@ fn promise_8_after_a_power_cut_of_a_node_what_was_fsynced_is_there() {
 }
 
 #[test]
+fn promise_8_a_node_that_is_gone_for_good_is_given_up_by_order() {
+    if needs_nodes() {
+        return;
+    }
+    let mut fleet = Fleet::of_data_servers(2, KEEP);
+    write_synced(&fleet, 1, "kept", 1, MIB);
+    write_synced(&fleet, 2, "clean", 2, MIB);
+    drain(&fleet);
+    write_synced(&fleet, 2, "lost", 3, MIB);
+    fleet.kill_data(2);
+    fleet.stop_server();
+    let state = fleet.base().join("state");
+    let fsck = |more: &[&str]| {
+        let mut args = vec!["fsck".as_ref(), "--state".as_ref(), state.as_os_str()];
+        args.extend(more.iter().map(std::ffi::OsStr::new));
+        fleet.run(0, &args)
+    };
+    // Without an order nothing is lost by a check.
+    let checked = fsck(&[]);
+    assert_eq!(checked.code, 3, "{checked:?}");
+    assert!(checked.stdout.contains("server-3:dram"), "{checked:?}");
+    let lost = fsck(&["--lost-tier", "server-3"]);
+    assert!(lost.stdout.contains("lost: was in server-3:"), "{lost:?}");
+    let configuration = fs::read_to_string(fleet.base().join("cluster.toml")).expect("read");
+    let without = configuration
+        .rsplit_once("[[server]]")
+        .expect("the last one")
+        .0;
+    fs::write(fleet.base().join("cluster.toml"), without).expect("write");
+    fleet.start_server();
+    wait_until("the mount is back", || fleet.mnt(1, "kept").exists());
+    assert!(!fleet.mnt(1, "lost").exists());
+    pattern(1, MIB).assert_in(&fleet.mnt(1, "kept"));
+    pattern(2, MIB).assert_in(&fleet.mnt(1, "clean"));
+}
+
+#[test]
 fn promise_8_a_soft_mount_gives_up_a_node_that_is_gone() {
     if needs_nodes() {
         return;

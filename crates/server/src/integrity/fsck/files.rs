@@ -53,6 +53,15 @@ impl Check<'_> {
             return;
         };
         let residency = facts.residency;
+        if self
+            .integrity
+            .buffer
+            .tiers()
+            .is_out_of_reach(residency.tier)
+        {
+            // Its tier is named.
+            return;
+        }
         let name = file.lock().names.first().cloned();
         if residency.clean && (residency.published.is_none() || residency.writing) {
             let problem = "its record calls it drained, but knows of nothing on the PFS";

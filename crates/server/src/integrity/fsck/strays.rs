@@ -135,6 +135,13 @@ impl Check<'_> {
         let mut listed = Vec::new();
         for (id, slot) in self.integrity.buffer.tiers().iter() {
             let mut objects = HashSet::new();
+            if !slot.tier.is_answering() {
+                let name = slot.tier.name().as_bytes().to_vec();
+                let why =
+                    "its node is not there, or is not asked while the metadata server is down";
+                self.unchecked(&name, Damage::ObjectUnreadable, &why);
+                continue;
+            }
             let done = slot.tier.list(&mut |object| {
                 objects.insert(object);
             });

@@ -1,0 +1,131 @@
+//! Tiers that are not there: which of them keep a start from serving, and what becomes of files whose
+//! tier is gone for good.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use forebay_namespace::{File, Loaded};
+use forebay_tiers::TierKind;
+use forebay_types::{TierId, failpoint};
+use forebay_wire::control::Finding;
+
+use crate::base::failure::Failure;
+use crate::buffer::tierset::TierSet;
+use crate::lifecycle::Lifecycle;
+use crate::starterror::StartError;
+
+/// Refuses a start without tiers in which undrained files should be, and with other ones in their
+/// place.
+pub fn check_tiers(loaded: &Loaded, tiers: &TierSet) -> Result<(), StartError> {
+    let mut undrained: BTreeMap<TierId, usize> = BTreeMap::new();
+    let known = loaded.files.iter().filter(|file| file.lock().is_dirty());
+    for tier in known.map(|file| file.tier()).chain(lost_tiers(loaded)) {
+        *undrained.entry(tier).or_default() += 1;
+    }
+    for (tier, count) in undrained {
+        let name = tiers.called(tier);
+        match tiers.get(tier) {
+            None => return Err(StartError::TierMissing { name, count }),
+            // Memory is another one after each start of its node.
+            Some(slot) if slot.is_another && slot.kind == TierKind::Ssd => {
+                return Err(StartError::TierReplaced { name, count });
+            }
+            Some(_) => {}
+        }
+    }
+    Ok(())
+}
+
+/// Tiers of undrained files whose directory is not known.
+fn lost_tiers(loaded: &Loaded) -> impl Iterator<Item = TierId> {
+    let dirty = loaded
+        .lost
+        .iter()
+        .filter(|(_, record)| !record.residency.clean);
+    dirty.map(|(_, record)| record.residency.tier)
+}
+
+/// Whether a person means this tier: by its name, or by that of its data server.
+fn is_meant(called: &str, by: &str) -> bool {
+    let rest = called.strip_prefix(by);
+    rest.is_some_and(|rest| rest.is_empty() || rest.starts_with(':'))
+}
+
+impl Lifecycle {
+    /// Takes files off the record whose tiers, which are named, are gone for good. What the PFS has
+    /// of them counts.
+    pub fn give_up_tiers(
+        &self,
+        named: &[String],
+        dry_run: bool,
+    ) -> Result<Vec<Finding>, StartError> {
+        let mut gone = Vec::new();
+        for by in named {
+            let tiers = self.buffer.tiers();
+            let mut meant = tiers.ids().filter(|id| is_meant(&tiers.called(*id), by));
+            let found: Vec<TierId> = meant.by_ref().collect();
+            let is_there = |id: &TierId| {
+                let slot = tiers.get(*id);
+                slot.is_some_and(|slot| slot.tier.is_answering() && !slot.is_another)
+            };
+            if found.is_empty() || found.iter().any(is_there) {
+                let known = tiers.ids().map(|id| tiers.called(id)).collect();
+                return Err(StartError::NotLost {
+                    name: by.clone(),
+                    known,
+                });
+            }
+            gone.extend(found);
+        }
+        let files: Vec<Arc<File>> = self.buffer.files();
+        let lost = files.iter().filter(|file| gone.contains(&file.tier()));
+        lost.map(|file| self.give_up_with_tier(file, dry_run))
+            .collect::<Result<_, Failure>>()
+            .map_err(|failure| StartError::Failed {
+                what: "lost tier".into(),
+                why: failure.to_string(),
+            })
+    }
+
+    fn give_up_with_tier(&self, file: &Arc<File>, dry_run: bool) -> Result<Finding, Failure> {
+        let path = file.path();
+        let residency = file.lock().residency;
+        let (clean, published) = (residency.clean, residency.published.is_some());
+        let name = self.buffer.tiers().called(file.tier());
+        let action = match (clean, published) {
+            (true, _) => "the PFS has it whole",
+            (false, true) => "what was written since it was copied to the PFS is lost",
+            (false, false) => "it is lost",
+        };
+        if !dry_run {
+            if clean {
+                self.ns.disown(file)?;
+            } else {
+                self.give_up_lost(file, "was in a tier that is gone for good", "")?;
+            }
+            self.buffer.leave(file.object);
+            failpoint::hit(failpoint::Point::FsckGarbage);
+        }
+        Ok(Finding {
+            kind: "tier-lost".into(),
+            subject: path,
+            problem: format!("was in {name}, which is gone for good"),
+            action: action.into(),
+            repaired: true,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::is_meant;
+
+    #[test]
+    fn a_tier_is_meant_by_its_name_or_that_of_its_server() {
+        assert!(is_meant("server-3:/flash", "server-3"));
+        assert!(is_meant("server-3:/flash", "server-3:/flash"));
+        assert!(is_meant("/local/nvme", "/local/nvme"));
+        assert!(!is_meant("server-31:/flash", "server-3"));
+        assert!(!is_meant("/local/nvme1", "/local/nvme"));
+    }
+}
