@@ -15,7 +15,7 @@ use parking_lot::Mutex;
 use crate::base::life::StopOrder;
 use crate::base::settings::Settings;
 use crate::buffer::Buffer;
-use crate::drain::demote;
+use crate::drain::{Drain, demote};
 use crate::files::pages::WriteBack;
 use crate::files::{guard, inplace, unseen};
 use crate::integrity::{scrub, seal};
@@ -127,8 +127,12 @@ impl Instance {
 
     fn spawn_all(&self, demoters: usize) -> Result<(), StartError> {
         let rooms = &self.rooms;
-        for i in 0..demoters {
-            self.spawn(&format!("fb-demote-{i}"), false, &rooms.drain, demote::run)?;
+        for (i, line) in rooms.drain.lines().into_iter().cycle().enumerate() {
+            if i == demoters * rooms.drain.lines().len() {
+                break;
+            }
+            let run = move |drain: &Arc<Drain>| demote::run(drain, line);
+            self.spawn(&format!("fb-demote-{i}"), false, &rooms.drain, run)?;
         }
         monitor::look_below(&rooms.lifecycle);
         self.spawn("fb-guard", false, &rooms.files, guard::watch::run)?;
@@ -165,7 +169,7 @@ impl Instance {
         name: &str,
         may_end: bool,
         room: &Arc<R>,
-        body: fn(&Arc<R>),
+        body: impl FnOnce(&Arc<R>) + Send + 'static,
     ) -> Result<(), StartError> {
         let watched = Watched::new(&self.rooms.base, name, may_end);
         let room = room.clone();

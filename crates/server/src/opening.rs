@@ -248,8 +248,10 @@ fn wire_up(
         boot,
         trigger,
     } = scheduling;
+    let holders = settings.holders.iter().map(|holder| holder.server);
     let picking = Picking::new(
         &settings.demotion,
+        std::iter::once(settings.server).chain(holders).collect(),
         started,
         trigger,
         descriptors.batch_files_max,

@@ -15,6 +15,7 @@ use crate::base::failure::Failure;
 use crate::base::settings::{Settings, SsdSetting};
 use crate::buffer::tierset::{DRAM, FIRST_SSD, TierSet};
 use crate::drain::demote;
+use crate::drain::picking::Line;
 use crate::opening::open_on;
 use crate::rooms::Rooms;
 
@@ -199,7 +200,7 @@ pub fn drain(rooms: &Rooms) {
     for object in rooms.buffer.queue().waiting() {
         rooms.buffer.queue().add_urgent(object);
     }
-    let batch = rooms.drain.next_batch();
+    let batch = rooms.drain.next_batch(Line::OWN);
     demote::demote_batch(&rooms.drain, &batch);
 }
 

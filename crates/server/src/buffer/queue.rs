@@ -379,24 +379,36 @@ impl DrainQueue {
         ready.copied().collect()
     }
 
-    /// Takes the next files that somebody waits for; they are on their way from here on.
+    /// Files that somebody waits for, in their order.
+    pub fn urgent(&self) -> Vec<ObjectId> {
+        self.inner.lock().urgent.iter().copied().collect()
+    }
+
+    /// Takes the first of these files, as far as somebody still waits for them; they are on their
+    /// way from here on.
     pub fn take_urgent(
         &self,
+        these: &[ObjectId],
         limits: BatchLimits,
         bytes_of: impl Fn(ObjectId) -> u64,
     ) -> Vec<ObjectId> {
         let mut inner = self.inner.lock();
         let (mut batch, mut bytes) = (Vec::new(), 0);
-        while batch.len() < limits.files && (batch.is_empty() || bytes < limits.bytes) {
-            let Some(object) = inner.urgent.pop_front() else {
+        for &object in these {
+            if batch.len() >= limits.files || (!batch.is_empty() && bytes >= limits.bytes) {
                 break;
-            };
-            inner.urged.remove(&object);
+            }
+            // Another demoter may have been faster.
+            if !inner.urged.remove(&object) {
+                continue;
+            }
             inner.waiting.remove(&object);
             inner.urged_in_flight.insert(object);
             bytes += bytes_of(object);
             batch.push(object);
         }
+        let Inner { urgent, urged, .. } = &mut *inner;
+        urgent.retain(|object| urged.contains(object));
         inner.in_flight += batch.len();
         batch
     }
@@ -493,7 +505,10 @@ mod tests {
         assert!(!queue.can_free(|_| true), "nothing could go now");
         assert_eq!(queue.failing().0, 1);
         queue.add_urgent(ObjectId(1));
-        assert_eq!(queue.take_urgent(LIMITS, |_| 0), objects(&[1]));
+        assert_eq!(
+            queue.take_urgent(&queue.urgent(), LIMITS, |_| 0),
+            objects(&[1])
+        );
         queue.finished(&[Finished::done(ObjectId(1))]);
         assert_eq!(queue.failing(), (0, None));
         assert!(!queue.has_work() && !queue.knows(ObjectId(1)));
@@ -505,7 +520,10 @@ mod tests {
         queue.add_urgent(ObjectId(7));
         queue.add_urgent(ObjectId(7));
         assert!(queue.demand().is_urgent && queue.is_pressed());
-        assert_eq!(queue.take_urgent(LIMITS, |_| 0), objects(&[7]));
+        assert_eq!(
+            queue.take_urgent(&queue.urgent(), LIMITS, |_| 0),
+            objects(&[7])
+        );
         assert!(!queue.demand().is_urgent);
         assert!(queue.is_pressed() && queue.knows(ObjectId(7)));
         queue.finished(&[Finished::done(ObjectId(7))]);

@@ -17,9 +17,22 @@ const BATCH_FILES_MAX: usize = 1024;
 /// A demoter with nothing to do looks again after this long.
 const LOOK_AGAIN: Duration = Duration::from_millis(50);
 
+/// Files of one node, and the demoters that look after them: what hangs on that node holds up no
+/// other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Line(pub(super) usize);
+
+impl Line {
+    /// This server's own tiers, and the overflow.
+    pub const OWN: Line = Line(0);
+}
+
 /// The order of the files that wait, and when it is time to drain them.
 pub struct Picking {
-    turn: Mutex<Turn>,
+    /// Ids of servers: this one, then the data servers.
+    servers: Vec<u16>,
+    /// By line.
+    turns: Vec<Mutex<Turn>>,
     trigger: Mutex<Trigger>,
     batch_files_max: usize,
     origin: Instant,
@@ -36,24 +49,35 @@ struct Turn {
 }
 
 impl Picking {
-    /// Nothing waits yet; batches have up to `batch_files_max` files.
+    /// Nothing waits yet; batches have up to `batch_files_max` files. `servers` are this one and
+    /// the data servers.
     pub fn new(
         settings: &DemotionSettings,
+        servers: Vec<u16>,
         origin: Instant,
         trigger: Trigger,
         batch_files_max: usize,
     ) -> Picking {
-        Picking {
-            turn: Mutex::new(Turn {
+        let turn = |_: &u16| {
+            Mutex::new(Turn {
                 order: VecDeque::new(),
                 made_at: None,
                 took_s: 0.0,
-            }),
+            })
+        };
+        Picking {
+            turns: servers.iter().map(turn).collect(),
+            servers,
             trigger: Mutex::new(trigger),
             batch_files_max: BATCH_FILES_MAX.min(batch_files_max),
             origin,
             idle: settings.idle,
         }
+    }
+
+    /// All lines.
+    pub fn lines(&self) -> impl Iterator<Item = Line> {
+        (0..self.servers.len()).map(Line)
     }
 
     /// What says when it is time where no plan does. Errors: the settings' fraction is none.

@@ -84,7 +84,8 @@ impl Descriptors {
             .descriptors_max
             .unwrap_or_else(|| left_to_this_process(has_overflow));
         let files_max = (left / OPEN_FILES_PART).max(1);
-        let workers = settings.demotion.workers.max(1) as u64;
+        let lines = settings.holders.len() + 1;
+        let workers = (settings.demotion.workers.max(1) * lines) as u64;
         let copies = left / COPIES_PART / EACH_COPY_TAKES / workers;
         let clamp = |most: u64| usize::try_from(most.max(1)).unwrap_or(usize::MAX);
         Descriptors {

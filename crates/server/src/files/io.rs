@@ -230,13 +230,14 @@ mod tests {
     use forebay_wire::{Link, WriteHow};
 
     use crate::buffer::opens::Target;
+    use crate::drain::picking::Line;
     use crate::rooms::Rooms;
     use crate::testing::{Lab, answer, create, drain, me, recorded};
 
     /// As an fsync does that means the PFS.
     fn flush_to_pfs(rooms: &Rooms, object: ObjectId) {
         rooms.buffer.queue().add_urgent(object);
-        let batch = rooms.drain.next_batch();
+        let batch = rooms.drain.next_batch(Line::OWN);
         crate::drain::demote::demote_batch(&rooms.drain, &batch);
     }
 

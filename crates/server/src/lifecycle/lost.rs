@@ -1,5 +1,5 @@
-//! Tiers that are not there: which of them keep a start from serving, and what becomes of files whose
-//! tier is gone for good.
+//! Tiers that are not there: which of them keep a start from serving, and what becomes of files
+//! whose tier is gone for good.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

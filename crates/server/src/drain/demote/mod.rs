@@ -23,6 +23,7 @@ use crate::base::failure::Failure;
 use crate::buffer::queue::Finished;
 use crate::drain::Drain;
 use crate::drain::leftover::Leftover;
+use crate::drain::picking::Line;
 use copying::Made;
 use publishing::publish;
 
@@ -63,15 +64,15 @@ struct Copying {
 /// So long after a name came or went in it without a drain the PFS gets the time of a directory.
 const TIMES_OWED_FOR: Duration = Duration::from_secs(1);
 
-/// One demoter thread.
-pub fn run(drain: &Arc<Drain>) {
+/// One demoter thread of a line.
+pub fn run(drain: &Drain, line: Line) {
     while !drain.base.is_ending() {
         if drain.base.health().is_silent() {
             // What is dirty keeps: it is tried when there is somebody to answer.
             std::thread::sleep(SILENT_PAUSE);
             continue;
         }
-        let batch = drain.next_batch();
+        let batch = drain.next_batch(line);
         if !batch.is_empty() {
             demote_batch(drain, &batch);
         }
@@ -370,6 +371,7 @@ mod tests {
     use forebay_tiers::testing::{Effect, Operation, When};
     use forebay_types::{Errno, Ino, ObjectId, SetAttr, SetTime, TierId, TimeSpec};
 
+    use crate::drain::picking::Line;
     use crate::rooms::Rooms;
     use crate::testing::{FLASH, Lab, create, drain};
 
@@ -446,7 +448,7 @@ mod tests {
         let drain = &rooms.drain;
         let queue = rooms.buffer.queue();
         queue.add_urgent(queue.waiting()[0]);
-        let object = drain.next_batch()[0];
+        let object = drain.next_batch(Line::OWN)[0];
         let demotion = super::begin(drain, object).expect("dirty");
         let failure = super::Unfinished::Failed(super::Failure::new(Errno::EFBIG, "copy"));
         super::note_failure(drain, &demotion.file, Errno::EFBIG, "copy");

@@ -11,23 +11,56 @@ use forebay_policy::trigger::Drive;
 use forebay_policy::victims::{Treatment, treatment};
 use forebay_types::{Ino, ObjectId};
 
-use super::{BATCH_FILES_MAX, LOOK_AGAIN};
+use super::{BATCH_FILES_MAX, LOOK_AGAIN, Line};
 use crate::buffer::queue::BatchLimits;
 use crate::drain::Drain;
 
 impl Drain {
-    /// The next files to demote together; empty if there is nothing to do now. Waits a little.
-    pub fn next_batch(&self) -> Vec<ObjectId> {
+    /// The next files of a line to demote together; empty if there is nothing to do now. Waits a
+    /// little.
+    pub fn next_batch(&self, line: Line) -> Vec<ObjectId> {
         let asked = self.buffer.queue().asked();
-        let batch = self.pick();
+        let batch = self.pick(line);
         if !batch.is_empty() || self.base.is_ending() {
             return batch;
         }
         self.buffer.queue().wait_asked(asked, LOOK_AGAIN);
-        self.pick()
+        self.pick(line)
     }
 
-    fn pick(&self) -> Vec<ObjectId> {
+    /// The lines of demoters.
+    pub fn lines(&self) -> Vec<Line> {
+        self.picking.lines().collect()
+    }
+
+    /// The line of an object.
+    fn line_of(&self, object: ObjectId) -> Line {
+        let servers = &self.picking.servers;
+        if servers.len() == 1 {
+            return Line::OWN;
+        }
+        let file = self.buffer.file(object);
+        let slot = file.and_then(|file| self.buffer.tiers().get(file.tier()));
+        let of = slot.and_then(|slot| servers.iter().position(|id| *id == slot.server));
+        // Whoever it is of: somebody has to see that it is gone.
+        Line(of.unwrap_or(0))
+    }
+
+    fn ready_of(&self, line: Line) -> Vec<ObjectId> {
+        let mut ready = self.buffer.queue().ready();
+        ready.retain(|object| self.line_of(*object) == line);
+        ready
+    }
+
+    /// Whether the node of a line does not answer.
+    fn is_out_of_reach(&self, line: Line) -> bool {
+        let server = self.picking.servers[line.0];
+        let mut tiers = self.buffer.tiers().iter();
+        line != Line::OWN
+            && tiers.any(|(_, slot)| slot.server == server && !slot.tier.is_answering())
+    }
+
+    fn pick(&self, line: Line) -> Vec<ObjectId> {
         let queue = self.buffer.queue();
         let demand = queue.demand();
         let (_, capacity) = self.buffer.ledger().dirty_and_capacity();
@@ -37,7 +70,10 @@ impl Drain {
         };
         let bytes_of = |object| self.buffer.ledger().used_bytes(object);
         if demand.is_urgent {
-            let batch = queue.take_urgent(limits, bytes_of);
+            let urgent = queue.urgent().into_iter();
+            let urgent = urgent.filter(|object| self.line_of(*object) == line);
+            let urgent: Vec<_> = urgent.take(limits.files).collect();
+            let batch = queue.take_urgent(&urgent, limits, bytes_of);
             if !batch.is_empty() {
                 return batch;
             }
@@ -46,12 +82,15 @@ impl Drain {
         if !demand.has_waiting || !(demand.is_ordered || self.is_time_to_drain()) {
             return Vec::new();
         }
-        let mut turn = self.picking.turn.lock();
+        if self.is_out_of_reach(line) {
+            return Vec::new();
+        }
+        let mut turn = self.picking.turns[line.0].lock();
         let age_max = Duration::from_secs_f64(order_age_max_s(turn.took_s));
         let is_old = turn.made_at.is_none_or(|at| at.elapsed() > age_max);
         if turn.order.is_empty() || is_old {
             let begun = Instant::now();
-            turn.order = self.ordered(queue.ready());
+            turn.order = self.ordered(self.ready_of(line));
             turn.made_at = Some(Instant::now());
             turn.took_s = begun.elapsed().as_secs_f64();
         }
@@ -140,6 +179,7 @@ mod tests {
 
     use forebay_types::{Ino, ObjectId};
 
+    use super::Line;
     use crate::testing::{Lab, create};
 
     const DEMOTERS: usize = 4;
@@ -163,14 +203,14 @@ mod tests {
         let lab = Lab::with(|settings| settings.demotion.idle = false);
         let waiting = waiting(&lab);
         let drain = &lab.rooms().drain;
-        assert_eq!(drain.pick(), Vec::new(), "none is due");
+        assert_eq!(drain.pick(Line::OWN), Vec::new(), "none is due");
         for urgent in &waiting {
             lab.rooms().buffer.queue().add_urgent(*urgent);
             let start = Barrier::new(DEMOTERS);
             let taken: Vec<ObjectId> = std::thread::scope(|scope| {
                 let pick = || {
                     start.wait();
-                    drain.pick()
+                    drain.pick(Line::OWN)
                 };
                 let demoters: Vec<_> = (0..DEMOTERS).map(|_| scope.spawn(pick)).collect();
                 let batches = demoters.into_iter().map(|one| one.join().expect("picked"));
