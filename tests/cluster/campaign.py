@@ -29,7 +29,7 @@ from pathlib import Path
 
 from account import Violation, parse_cells, parse_records
 from cluster import ROOT, Failure, cluster, say
-from faults import FAULTS, Faults
+from faults import DATA_FAULTS, FAULTS, Faults
 from machine import clean_exit_on_signals, run, workspace
 from planner import FOLDERS, LOG_FOLDER, SLOT_FOLDER, Planner
 from selftest import self_test
@@ -285,7 +285,8 @@ def perform(args):
         base.chmod(0o755)
         print(f"campaign: seed {args.seed}, {args.seconds} s, {args.clients} clients with {PROGRAMS_OF_EACH} programs each, "
               f"faults {','.join(args.faults)}", flush=True)
-        with cluster(args.forebay, base, args.clients, DRAM, FLASH, lease=f"{LEASE_S}s", behind=BEHIND) as running:
+        with cluster(args.forebay, base, args.clients, DRAM, FLASH, lease=f"{LEASE_S}s", behind=BEHIND,
+                     data_servers=args.data_servers) as running:
             campaign = Campaign(args, running)
             try:
                 campaign.go()
@@ -315,6 +316,7 @@ def arguments():
     parser.add_argument("--clients", type=int, default=4, help="nodes with a mount (4)")
     parser.add_argument("--seed", type=int, help="decides faults and operations")
     parser.add_argument("--faults", default=",".join(FAULTS), help=f"a comma-separated list of {', '.join(FAULTS)}, or none")
+    parser.add_argument("--data-servers", action="store_true", help="each node holds data, too, and its data server is killed or stands still")
     parser.add_argument("--grow-mapped", action="store_true", help="also make files longer and shorter that another node has mapped")
     parser.add_argument("--self-test", action="store_true", help="wrong histories, each of which must be found")
     args = parser.parse_args()

@@ -8,6 +8,8 @@ import time
 from machine import Failure, run
 
 FAULTS = ("links", "reset", "stop", "kill", "fence", "client")
+# The same where each node holds data.
+DATA_FAULTS = ("holder", "silent", "both")
 # A client's session lives on: longest time without a word, against a lease of 8 s.
 WITHIN_LEASE_S = 3.0
 BEYOND_LEASE_S = (9.0, 14.0)
@@ -116,6 +118,54 @@ class Faults:
         self.undo.append(self.cluster.start_server)
         self.lasting(seconds)
         self.campaign.wait(AFTERWARDS_S)
+        self.over(excuses)
+
+    def some_data(self):
+        servers = sorted(self.cluster.data_states)
+        return self.random.sample(servers, self.random.choice([1, 1, 1, 2]))
+
+    def do_holder(self):
+        """Data servers are killed, and started again."""
+        servers, seconds = self.some_data(), self.random.choice([0.0, self.random.uniform(0.1, 12.0)])
+        self.tell(f"data servers {servers} killed and started after {seconds:.1f} s")
+        self.under_way = True
+        # Whether an append under way has happened is not known.
+        excuses = self.excused([None], "a data server was killed")
+        for server in servers:
+            self.cluster.kill_data(server)
+            self.undo.append(lambda server=server: self.cluster.start_data(server))
+        self.lasting(seconds)
+        self.campaign.wait(AFTERWARDS_S)
+        self.over(excuses)
+
+    def do_silent(self):
+        """A data server stands still, for less than the lease or longer."""
+        servers, seconds = self.some_data(), self.random.choice([WITHIN_LEASE_S, self.random.uniform(*BEYOND_LEASE_S)])
+        self.tell(f"data servers {servers} stopped for {seconds:.1f} s")
+        self.under_way = True
+        excuses = self.excused([None], "a data server was silent")
+        self.stop([self.cluster.data_pid(server) for server in servers])
+        self.lasting(seconds)
+        self.campaign.wait(AFTERWARDS_S)
+        self.over(excuses)
+
+    def do_both(self):
+        """A data server and the metadata server are killed; which is back first is chance, and the metadata server may have to do
+        without."""
+        servers, seconds = self.some_data(), self.random.choice([0.0, 3.0, 15.0])
+        first = self.random.random() < 0.5
+        self.tell(f"data servers {servers} and the server killed; {'data servers' if first else 'the server'} started first, then after {seconds} s")
+        self.under_way = True
+        excuses = self.excused([None], "the server was killed")
+        for server in servers:
+            self.cluster.kill_data(server)
+        self.cluster.kill_server()
+        back = [lambda server=server: self.cluster.start_data(server) for server in servers]
+        self.undo += [self.cluster.start_server] if first else back
+        for start in back if first else [self.cluster.start_server]:
+            start()
+        self.lasting(seconds)
+        self.campaign.wait(AFTERWARDS_S + 5.0)
         self.over(excuses)
 
     def do_fence(self):

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use forebay_holder::{DataHost, DataServer, open_flash, open_memory};
 use forebay_server::Settings;
-use forebay_tiers::Tier;
+use forebay_tiers::{PfsTree, Tier};
 use forebay_types::Errno;
 use forebay_wire::control::{Control, ControlResponse, DataServerStatus, StatusBits, TierStatus};
 use forebay_wire::net::{NetServer, NetServerConfig};
@@ -108,7 +108,9 @@ fn holder(
     let metadata: Vec<IpAddr> = addresses.map(|one| one.ip().to_canonical()).collect();
     let theirs = settings.clone();
     let open = Box::new(move |instance| open_tiers(&theirs, instance));
-    Ok(DataServer::new(boot.trim().to_string(), metadata, open))
+    let pfs = PfsTree::open(&settings.pfs).explain(settings.pfs.display(), "")?;
+    let boot = boot.trim().to_string();
+    Ok(DataServer::new(boot, metadata, open, Some(pfs)))
 }
 
 fn listen(

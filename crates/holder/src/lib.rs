@@ -6,6 +6,7 @@
 //! are elsewhere. Both know nothing of names, files and policy.
 
 mod convert;
+mod copies;
 mod local;
 mod object;
 mod redial;

@@ -5,10 +5,14 @@ use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use forebay_tiers::{Allocate, Identity, Object, ObjectStat, Seek};
-use forebay_types::{Errno, SetTime, limits};
+use forebay_tiers::{
+    Allocate, BLOCKS_MAX, CopiesOut, CopyControl, CopyError, CopyReport, Identity, Object,
+    ObjectStat, Outside, OutsideError, Seek, Sums,
+};
+use forebay_types::{Errno, Handle, SetTime, limits};
 use forebay_wire::{
-    NOT_SENT, ObjectCall, ObjectKey, ObjectReply, ObjectRequest, ObjectUse, Response,
+    CopyEnd, CopyFacts, CopyFailure, NOT_SENT, ObjectCall, ObjectKey, ObjectReply, ObjectRequest,
+    ObjectUse, OutsideFile, Response,
 };
 use parking_lot::Mutex;
 
@@ -142,6 +146,118 @@ fn may_ask_again(request: &ObjectRequest, errno: Errno) -> bool {
     }
 }
 
+/// Bytes that a copy may be ahead of who paces it.
+const COPY_AHEAD_BYTES: u64 = 32 << 20;
+
+impl RemoteObject {
+    /// Follows a copy to its end.
+    fn follow(&self, copy: Handle, control: &CopyControl<'_>) -> Result<CopyReport, OutsideError> {
+        let lost = |error| OutsideError::Copy(CopyError::Source(error));
+        let mut told = 0;
+        loop {
+            if (control.stop)() {
+                return Err(CopyError::Stopped.into());
+            }
+            let upto_bytes = told + COPY_AHEAD_BYTES;
+            let asked = self.way.ask(ObjectCall::CopyGo { copy, upto_bytes });
+            let ObjectReply::Copied {
+                moved_bytes,
+                offset,
+                end,
+            } = asked.map_err(lost)?
+            else {
+                return Err(lost(odd()));
+            };
+            if moved_bytes > told {
+                (control.moved)(moved_bytes - told, offset);
+                told = moved_bytes;
+            }
+            match end {
+                Some(CopyEnd::Whole(facts)) => return self.report(copy, facts).map_err(lost),
+                Some(CopyEnd::Failed(failure)) => return Err(failed(failure)),
+                None => {}
+            }
+        }
+    }
+
+    fn report(&self, copy: Handle, facts: CopyFacts) -> io::Result<CopyReport> {
+        let wanted = (facts.blocks as usize).saturating_sub(1);
+        if wanted as u64 > BLOCKS_MAX {
+            return Err(odd());
+        }
+        let mut after_blocks = Vec::with_capacity(wanted);
+        let mut room = vec![0; limits::IO_BYTES_MAX.min(wanted * size_of::<u32>())];
+        while after_blocks.len() < wanted {
+            let from = after_blocks.len() as u32;
+            let call = ObjectCall::CopySums { copy, from };
+            let Response::Moved(bytes) = self.way.call(&call, &[], &mut room)?.response else {
+                return Err(odd());
+            };
+            let found = room.get(..bytes as usize).ok_or_else(odd)?;
+            let (sums, rest) = found.as_chunks::<{ size_of::<u32>() }>();
+            if sums.is_empty() || !rest.is_empty() {
+                return Err(odd());
+            }
+            after_blocks.extend(sums.iter().map(|sum| u32::from_le_bytes(*sum)));
+        }
+        let sums = Sums::kept(facts.bytes, facts.crc, facts.block_bytes, after_blocks);
+        Ok(CopyReport {
+            data_bytes: facts.data_bytes,
+            sums: sums.ok_or_else(odd)?,
+        })
+    }
+}
+
+fn failed(failure: CopyFailure) -> OutsideError {
+    OutsideError::Copy(match failure {
+        CopyFailure::Unreached(errno) => return OutsideError::Unreached(errno.into()),
+        CopyFailure::Source(errno) => CopyError::Source(errno.into()),
+        CopyFailure::Destination(errno) => CopyError::Destination(errno.into()),
+        CopyFailure::Stopped => CopyError::Stopped,
+        CopyFailure::Verify { expected, found } => CopyError::Verify {
+            expected,
+            found,
+            offset_hint: 0,
+        },
+    })
+}
+
+impl CopiesOut for RemoteObject {
+    fn copy_out(
+        &self,
+        to: &Outside,
+        control: &CopyControl<'_>,
+    ) -> Result<CopyReport, OutsideError> {
+        let held = self.held().map_err(OutsideError::Unreached)?;
+        let call = ObjectCall::CopyOut {
+            handle: held.handle,
+            to: OutsideFile {
+                path: to.path.clone(),
+                ino: to.ino,
+                owner: to.owner,
+                ahead_bytes: to.ahead_bytes,
+                from_media: to.from_media,
+            },
+        };
+        let copy = match self.way.ask(call) {
+            Ok(ObjectReply::Opened(copy)) => copy,
+            Ok(_) => return Err(CopyError::Source(odd()).into()),
+            // It may have begun.
+            Err(error) if is_lost(Errno::of(&error)) => {
+                return Err(CopyError::Source(error).into());
+            }
+            Err(error) => return Err(OutsideError::Unreached(error)),
+        };
+        let made = self.follow(copy, control);
+        let ended = self.way.order(ObjectCall::CopyEnd(copy));
+        match (made, ended) {
+            // Only who has ended it knows that nothing of it runs any more.
+            (Err(OutsideError::Unreached(_)), Err(error)) => Err(CopyError::Source(error).into()),
+            (made, _) => made,
+        }
+    }
+}
+
 impl Drop for RemoteObject {
     fn drop(&mut self) {
         self.way.close(self.held.get_mut());
@@ -247,6 +363,10 @@ impl Object for RemoteObject {
             ObjectReply::Truth(truth) => Ok(truth),
             _ => Err(odd()),
         }
+    }
+
+    fn copies_out(&self) -> Option<&dyn CopiesOut> {
+        Some(self)
     }
 
     fn descriptor(&self) -> Option<BorrowedFd<'_>> {

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use forebay_tiers::Tier;
+use forebay_tiers::{PfsTree, Tier};
 use forebay_types::{Errno, Handle};
 use forebay_wire::net::{ClientFacts, Guest, Host};
 use parking_lot::{Mutex, RwLock, RwLockReadGuard};
@@ -29,6 +29,8 @@ pub struct DataServer {
     /// Where metadata servers are; a Unix socket is this node's own user's.
     metadata: Vec<IpAddr>,
     open: Box<OpenTiers>,
+    /// The PFS as this node sees it.
+    pfs: Option<Arc<PfsTree>>,
     tiers: Mutex<Option<Opened>>,
     /// Whose turn it is.
     turn: Mutex<Option<Turn>>,
@@ -42,10 +44,15 @@ struct Opened {
 }
 
 impl DataServer {
-    /// `boot` names this start of the node. Tiers get the numbers that are their places in what
+    /// `boot` names this start of the node; `pfs` is what it copies to, where it sees that. Tiers get the numbers that are their places in what
     /// `open` answers, which is asked when a metadata server has come first. One comes from an
     /// address in `metadata`.
-    pub fn new(boot: String, metadata: Vec<IpAddr>, open: Box<OpenTiers>) -> Arc<DataServer> {
+    pub fn new(
+        boot: String,
+        metadata: Vec<IpAddr>,
+        open: Box<OpenTiers>,
+        pfs: Option<PfsTree>,
+    ) -> Arc<DataServer> {
         let since = SystemTime::now().duration_since(UNIX_EPOCH);
         let first = since.map_or(1, |since| since.as_nanos() as u64);
         Arc::new(DataServer {
@@ -53,6 +60,7 @@ impl DataServer {
             epoch: first,
             metadata,
             open,
+            pfs: pfs.map(Arc::new),
             tiers: Mutex::default(),
             turn: Mutex::default(),
             next: AtomicU64::new(first),
@@ -73,6 +81,11 @@ impl DataServer {
     pub(crate) fn end(&self, turn: &Turn) {
         let mut current = self.turn.lock();
         current.take_if(|current| Arc::ptr_eq(&current.0, &turn.0));
+    }
+
+    /// The PFS; `EOPNOTSUPP` where this node has none.
+    pub(crate) fn pfs(&self) -> io::Result<Arc<PfsTree>> {
+        Ok(self.pfs.clone().ok_or(Errno::EOPNOTSUPP)?)
     }
 
     pub(crate) fn boot(&self) -> &str {

@@ -14,6 +14,7 @@ use forebay_wire::{
 use parking_lot::{Mutex, RwLock};
 
 use crate::convert;
+use crate::copies::Copies;
 use crate::server::{DataServer, Tiers, Turn};
 
 /// An id in the answer to [`ObjectCall::List`], bytes.
@@ -34,6 +35,8 @@ pub struct DataSession {
     /// Held by who begins it.
     beginning: Mutex<()>,
     open: RwLock<HashMap<Handle, Arc<dyn Object>>>,
+    /// Copies that are made for it.
+    copies: Copies,
 }
 
 /// What a session that has begun works with.
@@ -49,6 +52,7 @@ impl DataSession {
             begun: OnceLock::new(),
             beginning: Mutex::default(),
             open: RwLock::default(),
+            copies: Copies::default(),
         }
     }
 
@@ -66,6 +70,7 @@ impl DataSession {
 
     /// Nothing is open any more.
     pub(crate) fn close_all(&self) {
+        self.copies.end_all();
         drop(std::mem::take(&mut *self.open.write()));
     }
 
@@ -157,6 +162,21 @@ impl DataSession {
             }
             ObjectCall::GiveBack(tier) => {
                 self.tier(tier)?.give_back()?;
+                return Ok(Response::Done.into());
+            }
+            ObjectCall::CopyOut { handle, to } => {
+                let (pfs, source) = (self.server.pfs()?, self.object(handle)?);
+                let copy = self.server.next_handle();
+                self.copies.begin(copy, pfs, source, to)?;
+                ObjectReply::Opened(copy)
+            }
+            ObjectCall::CopyGo { copy, upto_bytes } => self.copies.go(copy, upto_bytes)?,
+            ObjectCall::CopySums { copy, from } => {
+                let bytes = self.copies.sums(copy, from, into)?;
+                return Ok(Response::Moved(bytes).into());
+            }
+            ObjectCall::CopyEnd(copy) => {
+                self.copies.end(copy)?;
                 return Ok(Response::Done.into());
             }
             ObjectCall::On(handle, request) => {

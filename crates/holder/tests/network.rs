@@ -37,6 +37,7 @@ impl Node {
             "this boot".into(),
             vec![metadata],
             Box::new(move |instance| Ok(vec![flash(&dir, instance)?])),
+            None,
         );
         let config = NetServerConfig {
             tcp: vec![at],

@@ -1,11 +1,16 @@
 //! Tiers at a distance: what every tier must do, and what the end of a session does to them.
 
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use forebay_holder::{DataServer, DataSession, RemoteTier, RemoteTiers};
-use forebay_tiers::{DirTier, Object, Tier, TierKind, conformance};
+use forebay_tiers::{
+    CopyControl, CopyError, DirTier, Object, Outside, OutsideError, PfsTree, Tier, TierKind,
+    conformance,
+};
 use forebay_types::{Errno, ObjectId};
 use forebay_wire::{Connection, ObjectCall, Peer, Reply, Request, Response, Service};
 use parking_lot::{Mutex, RwLock};
@@ -92,7 +97,15 @@ const AWAY: Errno = Errno(libc::EHOSTDOWN);
 fn server(dir: &Path, boot: &str) -> Arc<DataServer> {
     let dir = dir.to_path_buf();
     let open = move |_| Ok(vec![flash(&dir)]);
-    DataServer::new(boot.into(), Vec::new(), Box::new(open))
+    DataServer::new(boot.into(), Vec::new(), Box::new(open), None)
+}
+
+/// The same, which sees a PFS.
+fn server_with_pfs(dir: &Path, pfs: &Path) -> Arc<DataServer> {
+    let dir = dir.to_path_buf();
+    let open = move |_| Ok(vec![flash(&dir)]);
+    let pfs = PfsTree::open(pfs).expect("a PFS");
+    DataServer::new("boot 1".into(), Vec::new(), Box::new(open), Some(pfs))
 }
 
 fn served(dir: &Path) -> (Arc<Breaking>, RemoteTier) {
@@ -257,7 +270,7 @@ fn a_directory_in_the_place_of_another_is_not_taken_for_it() {
     let both = |first: usize| {
         let dirs = dirs.each_ref().map(|dir| dir.path().to_path_buf());
         let open = move |_| Ok(vec![flash(&dirs[first]), flash(&dirs[1 - first])]);
-        DataServer::new("boot 1".into(), Vec::new(), Box::new(open))
+        DataServer::new("boot 1".into(), Vec::new(), Box::new(open), None)
     };
     let connection = Breaking::new(both(0));
     let tiers = RemoteTiers::new(connection.clone(), INSTANCE);
@@ -371,4 +384,149 @@ fn many_that_begin_at_once_have_one_session() {
         let answer = connection.call(ask, &[], &mut []);
         assert!(answer.is_ok(), "round {round}: {:?}", answer.err());
     }
+}
+
+/// An empty file on a PFS with the name of one that is being made, as it is told to a data server.
+fn outside(pfs: &Path, generation: u64) -> (Outside, std::path::PathBuf) {
+    let generation = forebay_types::Generation(generation);
+    let name = PfsTree::temporary_name(INSTANCE, ObjectId(1), generation);
+    std::fs::create_dir_all(pfs.join("dir")).expect("mkdir");
+    let file = pfs.join("dir").join(std::ffi::OsStr::from_bytes(&name));
+    std::fs::write(&file, b"").expect("create");
+    let meta = std::fs::metadata(&file).expect("stat");
+    let to = Outside {
+        path: [b"dir/", &name[..]].concat(),
+        ino: meta.ino(),
+        owner: (meta.uid(), meta.gid()),
+        ahead_bytes: 1 << 20,
+        from_media: false,
+    };
+    (to, file)
+}
+
+#[test]
+fn an_object_is_copied_where_it_is() {
+    let dirs = [(); 2].map(|()| tempfile::tempdir().expect("a directory"));
+    let pfs = dirs[1].path();
+    let connection = Breaking::new(server_with_pfs(dirs[0].path(), pfs));
+    let tier = tier_of(connection.clone());
+    let object = create(&tier, 1);
+    // With a hole, and of more blocks than one.
+    let data: Vec<u8> = (0..5_000_000u32).map(|at| (at % 251) as u8).collect();
+    object.write_at(&data, 0).expect("write");
+    object.write_at(b"the end", 9_000_000).expect("write");
+    let (to, file) = outside(pfs, 1);
+    let moved = AtomicU64::new(0);
+    let count = |bytes, _| {
+        moved.fetch_add(bytes, Ordering::Relaxed);
+    };
+    let control = CopyControl {
+        moved: &count,
+        ..CopyControl::NONE
+    };
+    let elsewhere = object.copies_out().expect("elsewhere");
+    let before = connection.calls.lock().len();
+    let report = elsewhere.copy_out(&to, &control).expect("copied");
+    assert!(
+        connection.calls.lock().len() - before < 10,
+        "a few messages"
+    );
+    let expected = forebay_tiers::sums(&*object, 9_000_007, &|| false).expect("sums");
+    assert_eq!(report.sums, expected);
+    assert_eq!(report.data_bytes, moved.load(Ordering::Relaxed));
+    let copied = std::fs::read(&file).expect("read");
+    assert_eq!(copied.len(), 9_000_007);
+    assert!(copied.starts_with(&data) && copied.ends_with(b"the end"));
+}
+
+#[test]
+fn a_copy_goes_no_further_than_it_is_let_and_ends_with_its_session() {
+    let dirs = [(); 2].map(|()| tempfile::tempdir().expect("a directory"));
+    let pfs = dirs[1].path();
+    let connection = Breaking::new(server_with_pfs(dirs[0].path(), pfs));
+    let tier = tier_of(connection.clone());
+    let object = create(&tier, 1);
+    object.write_at(&vec![7; 40 << 20], 0).expect("write");
+    let elsewhere = object.copies_out().expect("elsewhere");
+    // Told to stop.
+    let (to, _) = outside(pfs, 1);
+    let calls = AtomicU64::new(0);
+    let stop = || calls.fetch_add(1, Ordering::Relaxed) > 0;
+    let control = CopyControl {
+        stop: &stop,
+        moved: &|_, _| (),
+    };
+    let stopped = elsewhere.copy_out(&to, &control);
+    assert!(
+        matches!(stopped, Err(OutsideError::Copy(CopyError::Stopped))),
+        "{stopped:?}"
+    );
+    // Its session ends: what is made is of no use, and grows no more.
+    let (to, file) = outside(pfs, 2);
+    let server = connection.server.read().clone();
+    let breaks = |_, _| connection.begin(server.clone());
+    let control = CopyControl {
+        moved: &breaks,
+        ..CopyControl::NONE
+    };
+    let lost = elsewhere.copy_out(&to, &control);
+    assert!(
+        matches!(lost, Err(OutsideError::Copy(CopyError::Source(_)))),
+        "{lost:?}"
+    );
+    let made = std::fs::metadata(&file).expect("stat").len();
+    std::thread::sleep(std::time::Duration::from_millis(300));
+    assert_eq!(std::fs::metadata(&file).expect("stat").len(), made);
+    assert!(made < 40 << 20, "{made}");
+    // The next one is whole.
+    let (to, file) = outside(pfs, 3);
+    elsewhere.copy_out(&to, &CopyControl::NONE).expect("copied");
+    assert_eq!(std::fs::read(&file).expect("read"), vec![7; 40 << 20]);
+}
+
+#[test]
+fn a_copy_goes_to_no_other_file() {
+    let dirs = [(); 2].map(|()| tempfile::tempdir().expect("a directory"));
+    let pfs = dirs[1].path();
+    let tier = tier_of(Breaking::new(server_with_pfs(dirs[0].path(), pfs)));
+    let object = create(&tier, 1);
+    object.write_at(b"content", 0).expect("write");
+    let elsewhere = object.copies_out().expect("elsewhere");
+    let refused = |to: &Outside| match elsewhere.copy_out(to, &CopyControl::NONE) {
+        Err(OutsideError::Unreached(error)) => Errno::of(&error),
+        other => panic!("{other:?}"),
+    };
+    let (to, file) = outside(pfs, 1);
+    let other_ino = Outside {
+        ino: to.ino + 1,
+        ..to.clone()
+    };
+    assert_eq!(refused(&other_ino), Errno::ESTALE);
+    let missing = Outside {
+        path: [b"no/", &to.path[4..]].concat(),
+        ..to.clone()
+    };
+    assert_eq!(refused(&missing), Errno::ENOENT);
+    let above = Outside {
+        path: [b"../", &to.path[4..]].concat(),
+        ..to.clone()
+    };
+    assert_eq!(refused(&above), Errno::EINVAL);
+    std::fs::write(pfs.join("dir/theirs"), b"").expect("write");
+    let theirs = Outside {
+        path: b"dir/theirs".to_vec(),
+        ..to.clone()
+    };
+    assert_eq!(refused(&theirs), Errno::EPERM);
+    std::fs::write(&file, b"not empty").expect("write");
+    assert_eq!(refused(&to), Errno::ESTALE);
+    assert_eq!(std::fs::read(&file).expect("read"), b"not empty");
+    // A node without a PFS.
+    let dir = tempfile::tempdir().expect("a directory");
+    let (_, tier) = served(dir.path());
+    let object = create(&tier, 1);
+    let (to, _) = outside(pfs, 2);
+    let elsewhere = object.copies_out().expect("elsewhere");
+    let none = elsewhere.copy_out(&to, &CopyControl::NONE);
+    assert!(matches!(none, Err(OutsideError::Unreached(_))), "{none:?}");
 }

@@ -19,6 +19,7 @@ mod memory;
 #[cfg(any(test, feature = "testing"))]
 mod null;
 mod object;
+mod outside;
 mod pfs;
 mod private;
 mod publish;
@@ -46,6 +47,7 @@ pub use memory::MachineMemory;
 #[cfg(any(test, feature = "testing"))]
 pub use null::NullTier;
 pub use object::{Allocate, Object, ObjectStat, Seek};
+pub use outside::{CopiesOut, Outside, OutsideError, copy_out};
 pub use pfs::{FlushTogether, FsId, PfsDir, PfsEntry, PfsId, PfsNode, PfsStat, PfsTree};
 pub use private::make_private;
 pub use publish::{Appearance, MetadataWarning, apply_metadata};

@@ -26,8 +26,8 @@ pub use message::{
     Response, Shown, WriteHow,
 };
 pub use object::{
-    NOT_BEGUN, ObjectCall, ObjectFacts, ObjectKey, ObjectReply, ObjectRequest, ObjectTier,
-    ObjectUse,
+    CopyEnd, CopyFacts, CopyFailure, NOT_BEGUN, ObjectCall, ObjectFacts, ObjectKey, ObjectReply,
+    ObjectRequest, ObjectTier, ObjectUse, OutsideFile,
 };
 pub use socket::{UnixConnection, UnixServer};
 pub use space::{SeekWhat, SpaceChange};

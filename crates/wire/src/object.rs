@@ -72,6 +72,58 @@ pub enum ObjectRequest {
     HasWriters,
 }
 
+/// A file on the PFS that a data server is to fill, as `tiers::Outside`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[allow(missing_docs)] // as there
+pub struct OutsideFile {
+    pub path: Vec<u8>,
+    pub ino: u64,
+    pub owner: (u32, u32),
+    pub ahead_bytes: u64,
+    pub from_media: bool,
+}
+
+/// A copy that is made: lengths and checksums, as `tiers::CopyReport`; the checksums after each
+/// block are asked for apart ([`ObjectCall::CopySums`]).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[allow(missing_docs)] // as there
+pub struct CopyFacts {
+    pub data_bytes: u64,
+    pub bytes: u64,
+    pub crc: u32,
+    pub block_bytes: u64,
+    pub blocks: u32,
+}
+
+/// Why a copy failed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum CopyFailure {
+    /// The file cannot be reached from there, and was not touched.
+    Unreached(Errno),
+    /// Reading the object.
+    Source(Errno),
+    /// Writing the file, or reading it back.
+    Destination(Errno),
+    /// It does not hold what was read.
+    Verify {
+        /// Checksum of what was read.
+        expected: u32,
+        /// Of what the file holds.
+        found: u32,
+    },
+    /// It was told to.
+    Stopped,
+}
+
+/// How a copy ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum CopyEnd {
+    /// It is on stable storage and was read back.
+    Whole(CopyFacts),
+    /// It is of no use.
+    Failed(CopyFailure),
+}
+
 /// What a metadata server asks.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum ObjectCall {
@@ -120,6 +172,31 @@ pub enum ObjectCall {
     GiveBack(TierId),
     /// Does something to what is open.
     On(Handle, ObjectRequest),
+    /// Begins to copy an object to a file on the PFS; [`ObjectReply::Opened`] names the copy.
+    CopyOut {
+        /// The object, which is open.
+        handle: Handle,
+        /// The file.
+        to: OutsideFile,
+    },
+    /// Lets a copy go on until so many bytes are moved in all, and waits for that, or for the end,
+    /// a second at most; [`ObjectReply::Copied`].
+    CopyGo {
+        /// Which copy.
+        copy: Handle,
+        /// Bytes in all.
+        upto_bytes: u64,
+    },
+    /// Checksums of a copy that is whole, after its blocks from this one on, as many as lie beside
+    /// one reply: 4 bytes each, little-endian. [`crate::Response::Moved`].
+    CopySums {
+        /// Which copy.
+        copy: Handle,
+        /// From 0.
+        from: u32,
+    },
+    /// Ends a copy, and waits until nothing of it runs any more.
+    CopyEnd(Handle),
 }
 
 /// A tier of a data server.
@@ -172,6 +249,12 @@ pub enum ObjectReply {
         bytes: u32,
         end: u64,
     },
+    /// How far a copy is: bytes moved, the offset behind the last of them, and the end of it.
+    Copied {
+        moved_bytes: u64,
+        offset: u64,
+        end: Option<CopyEnd>,
+    },
 }
 
 impl ObjectCall {
@@ -182,6 +265,9 @@ impl ObjectCall {
             | ObjectCall::Space(_)
             | ObjectCall::Identity(_)
             | ObjectCall::List { .. }
+            | ObjectCall::CopyGo { .. }
+            | ObjectCall::CopySums { .. }
+            | ObjectCall::CopyEnd(_)
             | ObjectCall::Close(_) => true,
             ObjectCall::On(_, request) => matches!(
                 request,
@@ -195,6 +281,7 @@ impl ObjectCall {
             | ObjectCall::Remove(_)
             | ObjectCall::Quarantine(_)
             | ObjectCall::SyncAll(_)
+            | ObjectCall::CopyOut { .. }
             | ObjectCall::GiveBack(_) => false,
         }
     }
@@ -211,6 +298,9 @@ impl ObjectCall {
                 if identity.len() > limits::XATTR_VALUE_BYTES_MAX =>
             {
                 Err(Errno::E2BIG)
+            }
+            ObjectCall::CopyOut { to, .. } if to.path.len() >= limits::PATH_BYTES_MAX => {
+                Err(Errno::ENAMETOOLONG)
             }
             ObjectCall::Close(handles) if handles.len() > limits::RELEASES_PER_MESSAGE_MAX => {
                 Err(Errno::E2BIG)

@@ -1,9 +1,9 @@
 //! The same of what a metadata server asks of a data server.
 
-use forebay_types::{Handle, ObjectId, SetTime, TierId, TimeSpec};
+use forebay_types::{Errno, Handle, ObjectId, SetTime, TierId, TimeSpec};
 use forebay_wire::{
-    ObjectCall, ObjectFacts, ObjectKey, ObjectReply, ObjectRequest, ObjectTier, ObjectUse,
-    SeekWhat, SpaceChange,
+    CopyEnd, CopyFacts, CopyFailure, ObjectCall, ObjectFacts, ObjectKey, ObjectReply,
+    ObjectRequest, ObjectTier, ObjectUse, OutsideFile, SeekWhat, SpaceChange,
 };
 
 const TIER: TierId = TierId(2);
@@ -71,6 +71,27 @@ pub fn calls() -> Vec<ObjectCall> {
     for what in [SeekWhat::Data, SeekWhat::Hole] {
         requests.push(ObjectRequest::Seek { from: 12, what });
     }
+    all.extend([
+        ObjectCall::CopyOut {
+            handle: HANDLE,
+            to: OutsideFile {
+                path: b"run/.forebay-1-2-3.part".to_vec(),
+                ino: 77,
+                owner: (1000, 100),
+                ahead_bytes: 1 << 25,
+                from_media: true,
+            },
+        },
+        ObjectCall::CopyGo {
+            copy: HANDLE,
+            upto_bytes: 1 << 30,
+        },
+        ObjectCall::CopySums {
+            copy: HANDLE,
+            from: 7,
+        },
+        ObjectCall::CopyEnd(HANDLE),
+    ]);
     let on = |request| ObjectCall::On(HANDLE, request);
     all.extend(requests.into_iter().map(on));
     all
@@ -109,5 +130,31 @@ pub fn replies() -> Vec<ObjectReply> {
             bytes: 1 << 20,
             end: 1 << 33,
         },
+        copied(None),
+        copied(Some(CopyEnd::Whole(CopyFacts {
+            data_bytes: 1 << 30,
+            bytes: 1 << 31,
+            crc: 0x1234_5678,
+            block_bytes: 1 << 20,
+            blocks: 2048,
+        }))),
+        copied(Some(CopyEnd::Failed(CopyFailure::Unreached(Errno::ENOENT)))),
+        copied(Some(CopyEnd::Failed(CopyFailure::Source(Errno::EIO)))),
+        copied(Some(CopyEnd::Failed(CopyFailure::Destination(
+            Errno::ENOSPC,
+        )))),
+        copied(Some(CopyEnd::Failed(CopyFailure::Verify {
+            expected: 1,
+            found: 2,
+        }))),
+        copied(Some(CopyEnd::Failed(CopyFailure::Stopped))),
     ]
+}
+
+fn copied(end: Option<CopyEnd>) -> ObjectReply {
+    ObjectReply::Copied {
+        moved_bytes: 1 << 30,
+        offset: 1 << 31,
+        end,
+    }
 }

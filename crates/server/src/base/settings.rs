@@ -89,6 +89,9 @@ pub struct DemotionSettings {
     /// Copies have no name until they are whole, where the PFS has such files; otherwise, and
     /// without this, a temporary name.
     pub unnamed: bool,
+    /// Files of data servers from this size on are copied by the data server itself, bytes: for a
+    /// smaller one that takes more messages than it saves.
+    pub copy_out_min_bytes: u64,
     /// First wait before a failed demotion is tried again; doubled up to a minute.
     pub retry_after: Duration,
 }
@@ -103,6 +106,7 @@ impl Default for DemotionSettings {
             verify: Verify::ReadBack,
             workers: 2,
             unnamed: true,
+            copy_out_min_bytes: 1 << 20,
             retry_after: Duration::from_secs(1),
         }
     }

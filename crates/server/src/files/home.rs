@@ -166,7 +166,7 @@ mod tests {
             let tier = open_flash("ssd", &ssd, instance)?;
             Ok(vec![Arc::new(tier) as Arc<dyn Tier>])
         };
-        let data = DataServer::new("boot".into(), Vec::new(), Box::new(open));
+        let data = DataServer::new("boot".into(), Vec::new(), Box::new(open), None);
         let way = Arc::new(Way {
             inner: InMemory::mount(Arc::new(data.session())),
             answers: AtomicBool::new(true),

@@ -135,7 +135,7 @@ mod tests {
             let tier = open_flash("ssd", &ssd, instance)?;
             Ok(vec![Arc::new(tier) as Arc<dyn Tier>])
         };
-        let data = DataServer::new(boot.into(), Vec::new(), Box::new(open));
+        let data = DataServer::new(boot.into(), Vec::new(), Box::new(open), None);
         let way = InMemory::mount(Arc::new(data.session()));
         HolderSetting {
             server: 2,

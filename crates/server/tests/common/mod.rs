@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use forebay_client::Client;
 use forebay_holder::{DataServer, open_flash};
 use forebay_server::{FsckOrders, HolderSetting, HolderWay, Instance, Settings, SsdSetting};
-use forebay_tiers::Tier;
+use forebay_tiers::{PfsTree, Tier};
 use forebay_types::{Attr, Cred, Errno, Handle, Ino, OpenFlags, Process};
 use forebay_wire::control::{
     Control, ControlResponse, JobProgress, Movement, PathFailure, StatusBits, WhereEntry,
@@ -100,7 +100,9 @@ pub fn settings_with_holder(dir: &Path, ssd_bytes: u64) -> Settings {
         let tier = open_flash("ssd", &ssd, instance)?;
         Ok(vec![Arc::new(tier) as Arc<dyn Tier>])
     };
-    let server = DataServer::new("this boot".into(), Vec::new(), Box::new(open));
+    settings.demotion.copy_out_min_bytes = 1;
+    let pfs = PfsTree::open(&settings.pfs).expect("a PFS");
+    let server = DataServer::new("this boot".into(), Vec::new(), Box::new(open), Some(pfs));
     let connection = InMemory::mount(Arc::new(server.session()));
     settings.holders = vec![HolderSetting {
         server: 2,

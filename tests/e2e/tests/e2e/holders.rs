@@ -110,6 +110,58 @@ fn promise_2_a_file_lies_on_the_node_of_its_writer_and_all_nodes_see_it() {
     assert_eq!(fs::read(fleet.pfs("of3")).expect("on the PFS").len(), 10);
 }
 
+/// Bytes that have come to the server's node over the network so far.
+fn received(fleet: &Fleet) -> u64 {
+    let mut cat = std::process::Command::new("cat");
+    cat.arg("/proc/self/net/dev");
+    fleet.node(0).place(&mut cat);
+    let said = cat.output().expect("cat").stdout;
+    let said = String::from_utf8(said).expect("UTF-8");
+    let lines = said.lines().filter_map(|line| line.split_once(':'));
+    let of_network = lines.filter(|(name, _)| name.trim() != "lo");
+    let bytes = of_network.map(|(_, figures)| figures.split_whitespace().next());
+    bytes
+        .map(|bytes| bytes.expect("bytes").parse::<u64>().expect("a number"))
+        .sum()
+}
+
+#[test]
+fn promise_2_a_node_drains_what_it_holds_by_itself() {
+    if needs_nodes() {
+        return;
+    }
+    let fleet = Fleet::of_data_servers(2, KEEP);
+    for node in 1..=2 {
+        fs::create_dir(fleet.mnt(node, format!("d{node}"))).expect("mkdir");
+        write_synced(&fleet, node, &format!("d{node}/f"), node as u64, 24 * MIB);
+        undrained(&fleet, &format!("d{node}/f"));
+    }
+    // A user's.
+    let theirs = fleet.mnt(1, "theirs");
+    write_file(&theirs, pattern(5, 2 * MIB));
+    std::os::unix::fs::chown(&theirs, Some(1234), Some(2345)).expect("chown");
+    fs::set_permissions(&theirs, std::os::unix::fs::PermissionsExt::from_mode(0o600))
+        .expect("chmod");
+    let before = received(&fleet);
+    drain(&fleet);
+    let passed = received(&fleet) - before;
+    assert!(
+        passed < 2 * MIB as u64,
+        "{passed} bytes have passed the metadata server"
+    );
+    for node in 1..=2 {
+        pattern(node as u64, 24 * MIB).assert_in(&fleet.pfs(format!("d{node}/f")));
+    }
+    pattern(5, 2 * MIB).assert_in(&fleet.pfs("theirs"));
+    let meta = fs::metadata(fleet.pfs("theirs")).expect("stat");
+    use std::os::unix::fs::MetadataExt;
+    assert_eq!(
+        (meta.uid(), meta.gid(), meta.mode() & 0o777),
+        (1234, 2345, 0o600)
+    );
+    assert_eq!(fleet.status()["conflicts_total"], 0);
+}
+
 #[test]
 fn promise_8_a_data_server_that_is_killed_loses_nothing_and_holds_up_nobody_else() {
     if needs_nodes() {

@@ -3,12 +3,13 @@
 use std::fs;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use forebay_namespace::{Copy, Demotion, NsError};
 use forebay_tiers::{
-    ActAs, Appearance, CopyControl, CopyError, CopyReport, FileObject, MetadataWarning, Object,
-    ObjectStat, PfsStat, PfsTree, WriteBehind, apply_metadata, copy_to_new, verify, wait_writeback,
+    ActAs, Appearance, CopiesOut, CopyControl, CopyError, CopyReport, FileObject, MetadataWarning,
+    Object, ObjectStat, Outside, OutsideError, PfsStat, PfsTree, WriteBehind, apply_metadata,
+    copy_to_new, verify, wait_writeback,
 };
 use forebay_types::{Errno, Statfs, failpoint};
 
@@ -18,6 +19,9 @@ use crate::base::settings::Verify;
 use crate::buffer::opens::Target;
 use crate::drain::Drain;
 use crate::integrity::atrest::{Looked, Purpose};
+
+/// What another node has written to the PFS is seen here after so long at most.
+const SEEN_WITHIN: Duration = Duration::from_secs(5);
 
 /// Who moves an open file may wait for the drain: it is not waited for longer.
 const STILL_OPEN_LIMIT: Duration = Duration::from_millis(100);
@@ -32,6 +36,8 @@ pub(super) struct Made {
     /// What the copy looks like with the attributes of its file.
     pub(super) stat: PfsStat,
     pub(super) report: CopyReport,
+    /// It was flushed and read back where it was made.
+    is_verified: bool,
     behind: WriteBehind,
 }
 
@@ -64,7 +70,9 @@ impl Made {
             dropped.map_err(on_pfs("dropping its cache"))?;
         }
         let stop = || !drain.ns.is_current(demotion);
-        verify(&self.file, &self.report, &stop).map_err(copy_failure)?;
+        if !self.is_verified {
+            verify(&self.file, &self.report, &stop).map_err(copy_failure)?;
+        }
         // Writes that the server does not see show here.
         let now = self
             .source
@@ -111,8 +119,10 @@ pub(super) fn make(
     source: Arc<dyn Object>,
 ) -> Result<Made, Unfinished> {
     let before = source.stat().map_err(on_object)?;
-    let (file, named) =
-        create(drain, demotion).map_err(|error| not_created(drain, demotion, error))?;
+    let elsewhere = source.copies_out();
+    let elsewhere = elsewhere.filter(|_| before.size >= drain.settings.demotion.copy_out_min_bytes);
+    let created = create(drain, demotion, elsewhere.is_some());
+    let (file, named) = created.map_err(|error| not_created(drain, demotion, error))?;
     failpoint::hit(failpoint::Point::DemoteTemporary);
     let file = FileObject::new(file);
     let stop = || !drain.ns.is_current(demotion);
@@ -134,7 +144,15 @@ pub(super) fn make(
         moved: &moved,
     };
     let sealed = drain.integrity.content_on_flash(&demotion.file);
-    let report = copy_to_new(&*source, &before, &file, &control).map_err(copy_failure)?;
+    let out = match elsewhere {
+        Some(elsewhere) => copy_elsewhere(drain, demotion, elsewhere, &file, &control)?,
+        None => None,
+    };
+    let is_verified = out.is_some();
+    let report = match out {
+        Some(report) => report,
+        None => copy_to_new(&*source, &before, &file, &control).map_err(copy_failure)?,
+    };
     if let Some(problem) = drain
         .integrity
         .is_other_content(&demotion.file, sealed, report.sums.crc)
@@ -151,8 +169,58 @@ pub(super) fn make(
         named,
         stat,
         report,
+        is_verified,
         behind,
     })
+}
+
+/// Has the copy made where the object is; `None` if that node does not reach the file.
+fn copy_elsewhere(
+    drain: &Drain,
+    demotion: &Demotion,
+    elsewhere: &dyn CopiesOut,
+    file: &FileObject,
+    control: &CopyControl<'_>,
+) -> Result<Option<CopyReport>, Unfinished> {
+    let pfs = drain.ns.pfs();
+    let stat = pfs.stat_file(file.file()).map_err(on_pfs("copy"))?;
+    let mut path = demotion.dir.path();
+    if !path.is_empty() {
+        path.push(b'/');
+    }
+    path.extend(&demotion.temporary);
+    let to = Outside {
+        path,
+        ino: stat.id.ino,
+        owner: (stat.uid, stat.gid),
+        ahead_bytes: drain.plan.copy_ahead_bytes(),
+        from_media: drain.settings.demotion.verify == Verify::Media,
+    };
+    match elsewhere.copy_out(&to, control) {
+        Ok(report) => {
+            await_length(pfs, file, report.sums.bytes).map_err(on_pfs("copy"))?;
+            Ok(Some(report))
+        }
+        Err(OutsideError::Unreached(error)) => {
+            let path = demotion.file.path();
+            tracing::debug!("{}: copied here: {error}", path.escape_ascii());
+            Ok(None)
+        }
+        Err(OutsideError::Copy(error)) => Err(copy_failure(error)),
+    }
+}
+
+/// Until then this node's client of the PFS may tell of the file as it was when it was made.
+fn await_length(pfs: &PfsTree, file: &FileObject, bytes: u64) -> std::io::Result<()> {
+    let until = Instant::now() + SEEN_WITHIN;
+    while pfs.stat_file(file.file())?.size != bytes {
+        if Instant::now() >= until {
+            let why = "what another node has written is not seen on this one";
+            return Err(std::io::Error::other(why));
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    Ok(())
 }
 
 /// What somebody has removed from its tier is there as long as a program has it open: an `fsync` of
@@ -246,30 +314,39 @@ fn has_no_inode(stat: &Statfs) -> bool {
     stat.files > 0 && stat.files_free == 0
 }
 
-/// As the owner, where the PFS lets them. The second field: it has a (temporary) name.
-fn create(drain: &Drain, demotion: &Demotion) -> std::io::Result<(fs::File, bool)> {
+/// As the owner, where the PFS lets them. The second field: it has a (temporary) name, as it must
+/// where another node is to find it.
+fn create(
+    drain: &Drain,
+    demotion: &Demotion,
+    is_to_be_found: bool,
+) -> std::io::Result<(fs::File, bool)> {
     let meta = &demotion.meta;
     if meta.uid == 0 {
-        return create_as_is(drain, demotion);
+        return create_as_is(drain, demotion, is_to_be_found);
     }
     let first = {
         let _owner = ActAs::user(meta.uid, meta.gid, &[])?;
-        create_as_is(drain, demotion)
+        create_as_is(drain, demotion, is_to_be_found)
     };
     match first {
         Err(e) if matches!(e.raw_os_error(), Some(libc::EACCES | libc::EPERM)) => {
-            create_as_is(drain, demotion)
+            create_as_is(drain, demotion, is_to_be_found)
         }
         other => other,
     }
 }
 
-fn create_as_is(drain: &Drain, demotion: &Demotion) -> std::io::Result<(fs::File, bool)> {
+fn create_as_is(
+    drain: &Drain,
+    demotion: &Demotion,
+    is_to_be_found: bool,
+) -> std::io::Result<(fs::File, bool)> {
     let pfs = drain.ns.pfs();
     let (dir, temporary) = (&demotion.handle, &demotion.temporary);
     // Nobody can open it before it is whole: it may have its permissions from the start.
     let perm = u32::from(demotion.meta.perm & 0o777);
-    if let Some(file) = pfs.create_unnamed(dir, perm)? {
+    if !is_to_be_found && let Some(file) = pfs.create_unnamed(dir, perm)? {
         return Ok((file, false));
     }
     let create = || match pfs.create_temporary(dir, temporary, 0o600) {

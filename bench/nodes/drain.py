@@ -1,0 +1,149 @@
+#!/usr/bin/env python3
+"""How nodes drain side by side: a cluster of 1, 2 and 4 data servers, the flash of each read no faster than a limit, and a PFS in memory that
+is no bottleneck. Each node's program writes files there; then all are drained. Prints the rates, and each as a multiple of one node's.
+
+Needs root, and cgroup v1 blkio. `sudo python3 bench/nodes/drain.py`
+"""
+
+import argparse
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "mulconn"))
+
+from fleet import START_PATIENCE_S, end_process, pid_in, unmount_below  # noqa: E402
+from nodes import Failure, nodes, run  # noqa: E402
+
+BLKIO = Path("/sys/fs/cgroup/blkio")
+MIB = 1 << 20
+# Files on each node.
+FILES = 4
+
+
+@contextlib.contextmanager
+def flash(base, number, size_bytes, read_bps):
+    """A file system of its own whose device gives no more than so much."""
+    image, point = base / f"flash{number}.img", base / f"flash{number}"
+    point.mkdir()
+    with image.open("wb") as file:
+        file.truncate(size_bytes)
+    run(["mkfs.ext4", "-q", image])
+    device = run(["losetup", "--find", "--show", image]).stdout.strip()
+    limit = BLKIO / "blkio.throttle.read_bps_device"
+    major_minor = Path(f"/sys/block/{Path(device).name}/dev").read_text(encoding="ascii").strip()
+    try:
+        run(["mount", device, point])
+        limit.write_text(f"{major_minor} {read_bps}\n", encoding="ascii")
+        (point / "tier").mkdir()
+        yield point / "tier"
+    finally:
+        limit.write_text(f"{major_minor} 0\n", encoding="ascii")
+        run(["umount", point], check=False)
+        run(["losetup", "--detach", device], check=False)
+
+
+class Cluster:
+    """A metadata server without tiers on the first node, and a data server on each of the others."""
+
+    def __init__(self, binary, base, all_nodes, flashes, capacity_bytes):
+        self.binary, self.base, self.nodes, self.config = binary, base, all_nodes, base / "cluster.toml"
+        text = f'[cluster]\nname = "bench"\npfs = "{base}/pfs"\nkey = "{base}/key"\n[demotion]\nidle = false\nstart = 0.94\n'
+        for number, node in enumerate(all_nodes, 1):
+            role = "metadata" if number == 1 else "data"
+            text += f'[[server]]\nid = {number}\nroles = ["{role}"]\naddresses = ["{node.address}:7070"]\nstate = "{base}/state{number}"\n'
+            if number > 1:
+                text += f'ssd = ["{flashes[number - 2]}:{capacity_bytes}"]\n'
+        self.config.write_text(text, encoding="utf-8")
+        run([binary, "keygen", base / "key"])
+
+    def __enter__(self):
+        try:
+            for number in [*range(2, len(self.nodes) + 1), 1]:
+                words = (self.binary, "server", "--config", self.config, "--id", str(number), "--detach")
+                self.nodes[number - 1].run(*words, timeout_s=START_PATIENCE_S)
+            for number, node in enumerate(self.nodes[1:], 2):
+                (self.base / f"on{number}").mkdir()
+                node.run(self.binary, "mount", "--config", self.config, self.base / f"on{number}", "--detach", timeout_s=START_PATIENCE_S)
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *_):
+        for number in range(2, len(self.nodes) + 1):
+            unmount_below(self.base / f"on{number}")
+        for number in range(1, len(self.nodes) + 1):
+            run([self.binary, "down", "--state", self.base / f"state{number}"], check=False)
+            pid = pid_in(self.base / f"state{number}" / "forebay.pid", self.config)
+            if pid:
+                end_process(pid)
+            unmount_below(self.base / f"state{number}")
+
+
+def measure(binary, work, count, args):
+    """Bytes per second at which so many nodes are drained."""
+    with contextlib.ExitStack() as stack:
+        base = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="forebay-nodes-", dir=work)))
+        base.chmod(0o755)
+        (base / "pfs").mkdir()
+        run(["mount", "-t", "tmpfs", "none", base / "pfs"])
+        stack.callback(run, ["umount", "-l", base / "pfs"], check=False)
+        capacity = args.per_node * 2
+        flashes = [stack.enter_context(flash(base, number, capacity + 256 * MIB, args.limit)) for number in range(count)]
+        all_nodes = stack.enter_context(nodes(count + 1))
+        stack.enter_context(Cluster(binary, base, all_nodes, flashes, capacity))
+        count_mib = args.per_node // FILES // MIB
+        dd = ["dd", "if=/dev/urandom", "bs=1M", f"count={count_mib}", "conv=fsync", "status=none"]
+        points = [base / f"on{number}" for number in range(2, count + 2)]
+        writers = [subprocess.Popen([*dd, f"of={point / f'{point.name}-{at}'}"]) for point in points for at in range(FILES)]
+        if any(writer.wait() for writer in writers):
+            raise Failure("a writer failed")
+        os.sync()
+        Path("/proc/sys/vm/drop_caches").write_text("3\n", encoding="ascii")
+        begun = time.monotonic()
+        run([binary, "stage-out", "--wait", base / "on2"], timeout_s=600)
+        took_s = time.monotonic() - begun
+        found = sum(file.stat().st_size for file in (base / "pfs").iterdir())
+        if found != count * args.per_node:
+            raise Failure(f"{found} bytes are on the PFS instead of {count * args.per_node}")
+        return found / took_s
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--forebay", default="target/release/forebay", type=Path)
+    parser.add_argument("--nodes", default="1,2,4", help="how many, one after the other (default: 1,2,4)")
+    parser.add_argument("--per-node", default=256, type=int, metavar="MIB", help="data on each node (default: 256)")
+    parser.add_argument("--limit", default=50, type=int, metavar="MIB", help="most that the flash of a node gives in a second (default: 50)")
+    parser.add_argument("--repeat", default=3, type=int, help="the medians of so many turns (default: 3)")
+    parser.add_argument("--work", default="/var/tmp", help="where everything is made, and removed (default: /var/tmp)")
+    parser.add_argument("--json", type=Path, help="write the figures there, too")
+    args = parser.parse_args()
+    args.per_node, args.limit = args.per_node * MIB, args.limit * MIB
+    if os.geteuid() != 0 or not BLKIO.is_dir():
+        sys.exit("drain.py: needs root, and cgroup v1 blkio")
+    counts = [int(word) for word in args.nodes.split(",")]
+    rates = {count: [] for count in counts}
+    for _ in range(args.repeat):
+        for count in counts:
+            rates[count].append(measure(args.forebay.resolve(), args.work, count, args))
+    median = {count: sorted(found)[len(found) // 2] for count, found in rates.items()}
+    print(f"{'nodes':>5}  {'MiB/s':>8}  {'of one node':>11}  least and most")
+    for count in counts:
+        low, high = min(rates[count]) / MIB, max(rates[count]) / MIB
+        print(f"{count:>5}  {median[count] / MIB:>8.1f}  {median[count] / median[counts[0]]:>11.2f}  {low:.1f} .. {high:.1f}")
+    if args.json:
+        args.json.write_text(json.dumps({str(count): found for count, found in rates.items()}) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except Failure as failure:
+        sys.exit(f"drain.py: {failure}")
