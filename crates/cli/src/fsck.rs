@@ -1,6 +1,8 @@
 //! `forebay fsck`: compares records, objects and PFS, and repairs.
 
+use std::net::{SocketAddr, TcpStream};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use clap::Args;
 use forebay_server::FsckOrders;
@@ -8,14 +10,19 @@ use forebay_types::format_size;
 use forebay_wire::control::{Finding, FsckReport};
 use serde_json::{Map, Value, json};
 
+use crate::cluster::config::Cluster;
 use crate::control::{Daemon, no_state_folder};
 use crate::exit::{Exit, Explain, Failure};
 use crate::instance::named_state;
 use crate::paths::need_working_directory;
 use crate::show::json::{self, insert_path};
 use crate::show::text::show_path;
+use crate::starter::Starter;
 use crate::state::{self, Holder, Lock, LockError};
 use crate::{out, up, usage};
+
+/// A data server that runs answers sooner.
+const ANSWERS_WITHIN: Duration = Duration::from_secs(2);
 
 /// Checks a burst buffer's state and repairs it; never destroys the only copy of anything
 #[derive(Args)]
@@ -111,6 +118,9 @@ fn offline(state: &Path, args: &FsckArgs) -> Result<FsckReport, Failure> {
             LockError::Io(error) => format!("{what}: {}", crate::exit::reason(&error)),
         })
     })?;
+    for lost in &args.lost_tier {
+        refuse_living(state, lost)?;
+    }
     let orders = FsckOrders {
         dry_run: args.dry_run,
         checksums: args.checksums,
@@ -118,6 +128,28 @@ fn offline(state: &Path, args: &FsckArgs) -> Result<FsckReport, Failure> {
         lost_tiers: args.lost_tier.clone(),
     };
     up::run::fsck_offline(state, &orders)
+}
+
+/// A data server that answers is not gone, whatever was typed.
+fn refuse_living(state: &Path, lost: &str) -> Result<(), Failure> {
+    let name = lost.split(':').next().unwrap_or_default();
+    let id = name.strip_prefix("server-").and_then(|id| id.parse().ok());
+    let (Some(id), Some(config)) = (id, Starter::of(state).cluster()) else {
+        return Ok(());
+    };
+    let cluster = Cluster::load(&config)?;
+    let Ok(server) = cluster.server(id) else {
+        // It is in the file no more.
+        return Ok(());
+    };
+    let answers =
+        |address: &SocketAddr| TcpStream::connect_timeout(address, ANSWERS_WITHIN).is_ok();
+    match server.addresses.iter().any(answers) {
+        true => Err(Failure::fatal(format!(
+            "--lost-tier {lost}: {name} answers, and is not gone; stop it first if what it has is to be given up"
+        ))),
+        false => Ok(()),
+    }
 }
 
 /// Whether a finding is about content that does not match its checksum.

@@ -130,6 +130,17 @@ impl Front for Network {
         Some(args.into_iter().chain(["--id".into(), id.into()]).collect())
     }
 
+    fn check_start(&self) -> Result<(), Failure> {
+        // Somebody may be writing the file at the moment.
+        let cluster = Cluster::load(&self.config)?;
+        let server = cluster.server(self.server.id)?;
+        Key::read(&cluster.key).map_err(|error| Failure::fatal(error.to_string()))?;
+        cluster.check_here(server)?;
+        cluster.check_pfs()?;
+        cluster.plan(server, resources::may_mount())?;
+        Ok(())
+    }
+
     fn announcement(&self, plan: &Plan) -> String {
         let addresses: Vec<String> = self
             .server

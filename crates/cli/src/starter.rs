@@ -40,6 +40,16 @@ impl Starter {
         }
     }
 
+    /// The file of the cluster whose server has the folder.
+    pub fn cluster(&self) -> Option<PathBuf> {
+        let Starter::Server(command) = self else {
+            return None;
+        };
+        let (_, rest) = command.split_once(" --config ")?;
+        let (config, _) = rest.rsplit_once(" --id ")?;
+        Some(PathBuf::from(config))
+    }
+
     /// Whether it is a cluster's server.
     pub fn is_server(&self) -> bool {
         matches!(self, Starter::Server(_))

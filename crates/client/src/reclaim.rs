@@ -159,7 +159,10 @@ impl Had {
                 Ok(()) => again += 1,
                 Err(error) if is_over(error) => return false,
                 Err(Errno::ESTALE) => stale.add(self, open.ino),
-                Err(error) if self.locks_of(open.ino, handle).is_empty() => {
+                // Nobody else gets its locks meanwhile: nobody can open it.
+                Err(error)
+                    if error == OUT_OF_REACH || self.locks_of(open.ino, handle).is_empty() =>
+                {
                     tracing::warn!("{:?} cannot be opened again yet: {error}", open.ino);
                 }
                 // Others may have its locks as soon as this client has come back.

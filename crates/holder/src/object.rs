@@ -11,8 +11,8 @@ use forebay_tiers::{
 };
 use forebay_types::{Errno, Handle, SetTime, limits};
 use forebay_wire::{
-    CopyEnd, CopyFacts, CopyFailure, NOT_SENT, ObjectCall, ObjectKey, ObjectReply, ObjectRequest,
-    ObjectUse, OutsideFile, Response,
+    CopyEnd, CopyFacts, CopyFailure, NOT_SENT, OUT_OF_REACH, ObjectCall, ObjectKey, ObjectReply,
+    ObjectRequest, ObjectUse, OutsideFile, Response,
 };
 use parking_lot::Mutex;
 
@@ -97,7 +97,12 @@ impl RemoteObject {
                     }
                 }
                 // Whether it was appended is not known.
-                errno if is_lost(errno) => return Err(Errno::EIO.into()),
+                errno if is_lost(errno) => {
+                    return Err(match request {
+                        ObjectRequest::Append => Errno::EIO.into(),
+                        _ => OUT_OF_REACH.into(),
+                    });
+                }
                 _ => return Err(error),
             }
         }

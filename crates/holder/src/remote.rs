@@ -47,13 +47,26 @@ struct Found {
     tiers: Vec<(String, [u8; 16])>,
 }
 
+impl Found {
+    fn of(boot: String, tiers: &[ObjectTier]) -> Found {
+        let known = tiers.iter().map(|tier| (tier.name.clone(), tier.mark));
+        Found {
+            boot,
+            tiers: known.collect(),
+        }
+    }
+}
+
 /// The way to one data server, shared by its tiers and their objects.
 ///
 /// Invariants:
 /// 1. Once the data server has other tiers than those that were found first, or its node was
 ///    started anew, the way is shut for good: what is there may be something else, or may have lost
 ///    what was not flushed. Whoever asks gets `EHOSTDOWN`.
-/// 2. So it is from the beginning where the tiers are only expected.
+/// 2. So it is from the beginning where the tiers are only expected, and once a start of the
+///    metadata server has shut it, which could not look at what is there.
+/// 3. The data server counts as answering only once it has let the present session begin. An error
+///    of that says nothing about any object.
 pub(crate) struct Way {
     connection: Arc<dyn Connection>,
     instance: [u8; 16],
@@ -63,6 +76,8 @@ pub(crate) struct Way {
     found: OnceLock<Found>,
     /// What is there has to be looked at, by a start of the metadata server, before it is used.
     shut: AtomicBool,
+    /// A start has looked, and has found that this is not to be used.
+    refused: Mutex<Option<Found>>,
     /// Handles that nobody needs any more: they travel together.
     closes: Mutex<Vec<Handle>>,
 }
@@ -111,7 +126,13 @@ impl Way {
                 let known = *self.session.lock();
                 match known.filter(|known| known.generation == self.connection.generation()) {
                     Some(known) => Ok(known),
-                    None => Ok(self.introduce()?.0),
+                    None => match self.introduce() {
+                        Ok((session, _)) => Ok(session),
+                        Err(error) => {
+                            tracing::debug!("a data server does not let a session begin: {error}");
+                            Err(OUT_OF_REACH.into())
+                        }
+                    },
                 }
             }
         }
@@ -122,23 +143,19 @@ impl Way {
         if self.shut.load(Ordering::Acquire) {
             return Err(OUT_OF_REACH.into());
         }
-        loop {
+        for _ in 0..TRIES {
             let before = self.connection.generation();
             let instance = self.instance;
             let request = Request::Object(ObjectCall::Begin { instance });
             let begun = match self.connection.call(request, &[], &mut []) {
-                Err(Errno::EAGAIN) => continue,
+                // What hangs there would be waited for again.
+                Err(Errno::EAGAIN) => return Err(OUT_OF_REACH.into()),
                 begun => begun?,
             };
             let Response::Object(ObjectReply::Tiers { boot, tiers }) = begun.response else {
                 return Err(odd());
             };
-            let known = tiers.iter().map(|tier| (tier.name.clone(), tier.mark));
-            let tiers_now = known.collect();
-            let found = Found {
-                boot,
-                tiers: tiers_now,
-            };
+            let found = Found::of(boot, &tiers);
             if *self.found.get_or_init(|| found.clone()) != found {
                 if !self.shut.swap(true, Ordering::AcqRel) {
                     tracing::warn!("a data server is not what it was: it has to be looked at");
@@ -153,10 +170,26 @@ impl Way {
                 return Ok((session, tiers));
             }
         }
+        Err(OUT_OF_REACH.into())
     }
 
     fn is_answering(&self) -> bool {
-        !self.shut.load(Ordering::Acquire) && self.connection.is_answering()
+        let begun = *self.session.lock();
+        let generation = self.connection.generation();
+        !self.shut.load(Ordering::Acquire)
+            && begun.is_some_and(|begun| begun.generation == generation)
+            && self.connection.is_answering()
+    }
+
+    /// Who is there now, as far as it can be asked.
+    fn ask_who(&self) -> Option<Found> {
+        let instance = self.instance;
+        let begin = Request::Object(ObjectCall::Begin { instance });
+        let answer = self.connection.call(begin, &[], &mut []).ok()?;
+        match answer.response {
+            Response::Object(ObjectReply::Tiers { boot, tiers }) => Some(Found::of(boot, &tiers)),
+            _ => None,
+        }
     }
 
     pub fn open(&self, key: ObjectKey, how: ObjectUse) -> io::Result<Held> {
@@ -215,6 +248,7 @@ impl RemoteTiers {
                 introducing: Mutex::default(),
                 found: OnceLock::new(),
                 shut: AtomicBool::new(false),
+                refused: Mutex::default(),
                 closes: Mutex::default(),
             }),
         }
@@ -256,9 +290,22 @@ impl RemoteTiers {
         }
         // An error says that it is another one now, or not there after all.
         drop(way.session());
-        let instance = way.instance;
-        let begin = Request::Object(ObjectCall::Begin { instance });
-        way.shut.load(Ordering::Acquire) && way.connection.call(begin, &[], &mut []).is_ok()
+        if !way.shut.load(Ordering::Acquire) {
+            return false;
+        }
+        let there = way.ask_who();
+        there.is_some() && there != *way.refused.lock()
+    }
+
+    /// Nothing of it is used before a start has looked at it.
+    pub fn shut(&self) {
+        self.way.shut.store(true, Ordering::Release);
+    }
+
+    /// The same, and no start need look at it as long as it is what it is now.
+    pub fn refuse(&self) {
+        *self.way.refused.lock() = self.way.found.get().cloned();
+        self.shut();
     }
 }
 

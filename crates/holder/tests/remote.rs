@@ -405,6 +405,38 @@ fn outside(pfs: &Path, generation: u64) -> (Outside, std::path::PathBuf) {
 }
 
 #[test]
+fn a_data_server_that_lets_nobody_begin_is_away() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let (connection, tier) = served(dir.path());
+    let object = create(&tier, 1);
+    object.write_at(b"some", 0).expect("write");
+    let broken = |_| Err(std::io::Error::from_raw_os_error(libc::EIO));
+    let broken = DataServer::new("boot 1".into(), Vec::new(), Box::new(broken), None);
+    connection.begin(broken);
+    assert_eq!(errno(object.sync(false)), Some(AWAY));
+    assert_eq!(errno(tier.open(ObjectId(1))), Some(AWAY));
+    assert_eq!(errno(tier.remove(ObjectId(1))), Some(AWAY));
+    assert!(!tier.is_answering());
+    restart(&connection, dir.path(), "boot 1");
+    assert_eq!(read(&*object), b"some");
+    assert!(tier.is_answering());
+}
+
+#[test]
+fn what_a_start_has_refused_is_looked_at_again_once_it_is_something_else() {
+    let dirs = [(); 2].map(|()| tempfile::tempdir().expect("a directory"));
+    let connection = Breaking::new(server(dirs[0].path(), "boot 1"));
+    let tiers = RemoteTiers::new(connection.clone(), INSTANCE);
+    tiers.find("server-2").expect("tiers");
+    tiers.refuse();
+    assert!(!tiers.is_to_be_looked_at());
+    restart(&connection, dirs[0].path(), "boot 1");
+    assert!(!tiers.is_to_be_looked_at());
+    restart(&connection, dirs[1].path(), "boot 1");
+    assert!(tiers.is_to_be_looked_at());
+}
+
+#[test]
 fn an_object_is_copied_where_it_is() {
     let dirs = [(); 2].map(|()| tempfile::tempdir().expect("a directory"));
     let pfs = dirs[1].path();

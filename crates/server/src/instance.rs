@@ -121,6 +121,14 @@ impl Instance {
             threads: Mutex::default(),
             drained: AtomicBool::new(false),
         });
+        if !rooms.buffer.tiers().holders().is_empty() {
+            let theirs = rooms.clone();
+            let is_any_away = move || {
+                let mut tiers = theirs.buffer.tiers().iter();
+                tiers.any(|(_, slot)| !slot.tier.is_answering())
+            };
+            instance.sessions.nodes_by(Box::new(is_any_away));
+        }
         instance.spawn_all(workers)?;
         Ok(instance)
     }
@@ -244,6 +252,14 @@ impl Instance {
     pub fn is_to_start_anew(&self) -> bool {
         let order = self.rooms.base.life().stop_order();
         order.is_some_and(|order| order.anew) && !self.rooms.base.life().is_broken()
+    }
+
+    /// It cannot be started anew now: the server goes on, and is to be started anew later.
+    pub fn put_off_start_anew(&self) {
+        let life = self.rooms.base.life();
+        if let Some(order) = life.stop_order().filter(|order| order.anew) {
+            life.take_order_back(order);
+        }
     }
 
     /// Blocks until the server is to stop. A drain whose deadline passes takes the order back: the

@@ -11,7 +11,7 @@ use forebay_types::failpoint;
 use crate::base::Base;
 use crate::base::settings::Settings;
 use crate::buffer::Buffer;
-use crate::buffer::tierset::{OVERFLOW, SSDS_MAX, Slot, TierSet};
+use crate::buffer::tierset::{FIRST_SSD, OVERFLOW, SSDS_MAX, Slot, TierSet};
 use crate::catalog::Catalog;
 use crate::drain::Drain;
 use crate::drain::picking::Picking;
@@ -21,7 +21,7 @@ use crate::integrity::Integrity;
 use crate::integrity::scrub::Scrub;
 use crate::lifecycle::boot::Boot;
 use crate::lifecycle::facts::Facts;
-use crate::lifecycle::lost::check_tiers;
+use crate::lifecycle::lost::{check_tiers, refuse_holders};
 use crate::lifecycle::statefolder::open_store;
 use crate::lifecycle::{Lifecycle, pfsmark};
 use crate::orders::Orders;
@@ -112,6 +112,9 @@ fn open_with(
     let mut tiers = opened.map_err(failed("tiers"))?;
     if mode == OpenMode::Serve {
         // A check leaves it to a start what is there from now on.
+        for tier in refuse_holders(&loaded, &tiers) {
+            known.keep(usize::from(tier.0 - FIRST_SSD), &facts.known);
+        }
         facts.known = known;
     }
     wrap(&mut tiers);

@@ -35,7 +35,7 @@ use std::time::{Duration, Instant};
 
 use forebay_types::{Errno, Handle, Ino, OpenFlags, limits};
 use forebay_wire::net::{Answer, ClientFacts, Guest, Host};
-use forebay_wire::{NOT_SENT, OpenMode, Peer, Reply, Request, Response, Service, UNSETTLED};
+use forebay_wire::{OpenMode, Peer, Reply, Request, Response, Service, UNSETTLED};
 use parking_lot::{Mutex, RwLock};
 
 use crate::base::processes::Processes;
@@ -347,11 +347,8 @@ impl Session {
         let mut reply = common.server.handle(peer, request, payload, into);
         drop(turn);
         self.end_open(opening, opens.file, &mut reply);
-        // To a client they mean other things; a dead PFS behind FUSE may say them, too.
-        if let Response::Failed(errno @ (Errno::ENOTCONN | NOT_SENT | UNSETTLED)) =
-            &mut reply.response
-        {
-            *errno = Errno::EIO;
+        if let Response::Failed(errno) = &mut reply.response {
+            *errno = common.as_told(*errno);
         }
         let written = effect.written(&reply.response);
         if let Some(ino) = written {
@@ -425,6 +422,7 @@ impl Sessions {
                 processes,
                 lately: ShownLately::new(),
                 keepers: Keepers::default(),
+                is_any_away: OnceLock::new(),
                 locks: LockTable::default(),
                 lives,
                 holding,

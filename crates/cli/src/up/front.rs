@@ -31,6 +31,11 @@ pub trait Front {
         None
     }
 
+    /// Whether that start would come as far as this one has, as far as can be told before.
+    fn check_start(&self) -> Result<(), Failure> {
+        Ok(())
+    }
+
     /// The line that says that it is up.
     fn announcement(&self, plan: &Plan) -> String;
 

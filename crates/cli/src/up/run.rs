@@ -7,7 +7,7 @@ use std::path::Path;
 use std::process::Command;
 use std::sync::Arc;
 
-use forebay_server::{FsckOrders, Instance};
+use forebay_server::{FsckOrders, Instance, StopReason};
 use forebay_wire::control::{Control, ControlResponse, FsckReport, StatusBits};
 use forebay_wire::{Peer, Request, Response, Service, UnixServer};
 
@@ -125,12 +125,26 @@ fn open_and_wait(
     let ready = announce();
     if ready.is_ok() {
         tracing::info!("{} answers", front.name(plan).display());
-        let why = instance.wait_stop();
+        let why = wait_stop(front, instance);
         tracing::info!("stopping: {why}");
     }
     open.close(instance);
     drop(control);
     ready
+}
+
+/// A start anew that would fail is put off: what there is goes on.
+fn wait_stop(front: &dyn Front, instance: &Instance) -> StopReason {
+    loop {
+        let why = instance.wait_stop();
+        match (why, front.check_start()) {
+            (StopReason::Anew, Err(failure)) => {
+                tracing::error!("cannot start anew yet: {}", failure.message);
+                instance.put_off_start_anew();
+            }
+            _ => return why,
+        }
+    }
 }
 
 /// The file with the process id.

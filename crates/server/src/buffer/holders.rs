@@ -30,6 +30,16 @@ impl Holder {
         self.tiers.is_to_be_looked_at()
     }
 
+    /// This start cannot look at what it has: nothing of it is used before another one has.
+    pub fn shut(&self) {
+        self.tiers.shut();
+    }
+
+    /// The same, and there is nothing to look at as long as it has what it has now.
+    pub fn refuse(&self) {
+        self.tiers.refuse();
+    }
+
     /// The tiers that were found, or are expected; once.
     pub(super) fn take_found(&mut self) -> Vec<RemoteTier> {
         std::mem::take(&mut self.found)

@@ -15,6 +15,19 @@ struct KnownTier {
     /// Its directory; of one of a data server, what it is called there, which is no path.
     name: PathBuf,
     mark: Mark,
+    /// The server that has it.
+    server: u16,
+}
+
+/// A tier that is there.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct There {
+    /// As in [`Known::names`].
+    pub name: PathBuf,
+    /// Which it is.
+    pub mark: Mark,
+    /// The server that has it.
+    pub server: u16,
 }
 
 /// All tiers that have had an id, in the order of their ids, and what data servers had.
@@ -32,6 +45,10 @@ pub struct Place {
     pub at: usize,
     /// Something else was there before: what is on record of it is not here.
     pub is_another: bool,
+    /// It was another server's before.
+    pub has_moved: bool,
+    /// Nobody has known of it.
+    pub is_new: bool,
 }
 
 impl Known {
@@ -52,23 +69,26 @@ impl Known {
     ///
     /// # Errors
     /// One is there twice: somebody has copied its directory.
-    pub fn place(&mut self, there: &[(PathBuf, Mark)]) -> io::Result<Vec<Place>> {
-        for (at, (name, mark)) in there.iter().enumerate() {
-            if there[..at].iter().any(|(_, before)| before == mark) {
-                let what = format!("{} is a copy of another tier's directory", name.display());
+    pub fn place(&mut self, there: &[There]) -> io::Result<Vec<Place>> {
+        for (at, one) in there.iter().enumerate() {
+            if there[..at].iter().any(|before| before.mark == one.mark) {
+                let name = one.name.display();
+                let what = format!("{name} is a copy of another tier's directory");
                 return Err(io::Error::other(what));
             }
         }
-        let is_there = |tier: &KnownTier| there.iter().any(|(_, mark)| *mark == tier.mark);
+        let is_there = |tier: &KnownTier| there.iter().any(|one| one.mark == tier.mark);
         let gone: Vec<bool> = self.tiers.iter().map(|tier| !is_there(tier)).collect();
-        let places = there.iter().map(|(name, mark)| {
+        let places = there.iter().map(|There { name, mark, server }| {
             let mut tiers = self.tiers.iter();
             let same = tiers.position(|tier| tier.mark == *mark);
+            let has_moved = same.is_some_and(|at| self.tiers[at].server != *server);
             let mut tiers = self.tiers.iter().zip(&gone);
             let place = same.or_else(|| tiers.position(|(tier, gone)| *gone && tier.name == *name));
             let tier = KnownTier {
                 name: name.clone(),
                 mark: *mark,
+                server: *server,
             };
             let at = place.unwrap_or(self.tiers.len());
             match self.tiers.get_mut(at) {
@@ -78,9 +98,18 @@ impl Known {
             Place {
                 at,
                 is_another: place.is_some() && same.is_none(),
+                has_moved,
+                is_new: place.is_none(),
             }
         });
         Ok(places.collect())
+    }
+
+    /// What is in this place now was not taken in: what was there before is still expected.
+    pub fn keep(&mut self, at: usize, before: &Known) {
+        if let (Some(now), Some(before)) = (self.tiers.get_mut(at), before.tiers.get(at)) {
+            *now = before.clone();
+        }
     }
 
     /// What a data server had when it was last there; `None`: it never was.
@@ -106,15 +135,19 @@ impl Known {
 mod tests {
     use super::*;
 
+    fn there((name, mark): &(&str, u8)) -> There {
+        There {
+            name: PathBuf::from(name),
+            mark: [*mark; 16],
+            server: 1,
+        }
+    }
+
     fn found(known: &mut Known, tiers: &[(&str, u8)]) -> Vec<(usize, bool)> {
-        let there = tiers
-            .iter()
-            .map(|(name, mark)| (PathBuf::from(name), [*mark; 16]));
-        let places = known.place(&there.collect::<Vec<_>>()).expect("places");
-        places
-            .iter()
-            .map(|place| (place.at, place.is_another))
-            .collect()
+        let there: Vec<_> = tiers.iter().map(there).collect();
+        let places = known.place(&there).expect("places");
+        let facts = places.iter().map(|place| (place.at, place.is_another));
+        facts.collect()
     }
 
     #[test]
@@ -137,8 +170,34 @@ mod tests {
         // The one that was there is somewhere else, whichever comes first.
         let moved = found(&mut known.clone(), &[("/a", 3), ("/x", 1)]);
         assert_eq!(moved, [(2, false), (0, false)]);
-        let twice = [("/a", 1), ("/z", 1)].map(|(name, mark)| (name.into(), [mark; 16]));
+        let twice = [("/a", 1), ("/z", 1)].map(|one| there(&one));
         let error = known.place(&twice).unwrap_err().to_string();
         assert!(error.contains("/z is a copy"), "{error}");
+    }
+    #[test]
+    fn what_was_not_taken_in_is_still_expected() {
+        let mut known = Known::default();
+        found(&mut known, &[("/a", 1)]);
+        let before = known.clone();
+        assert_eq!(found(&mut known, &[("/a", 2)]), [(0, true)]);
+        known.keep(0, &before);
+        assert_eq!(found(&mut known.clone(), &[("/a", 2)]), [(0, true)]);
+        assert_eq!(found(&mut known, &[("/a", 1)]), [(0, false)]);
+    }
+
+    #[test]
+    fn a_tier_that_has_gone_to_another_server_is_told_from_one_that_stayed() {
+        let mut known = Known::default();
+        found(&mut known, &[("/a", 1)]);
+        let elsewhere = There {
+            server: 2,
+            ..there(&("/a", 1))
+        };
+        let moved = |known: &mut Known, one: &There| {
+            let places = known.place(std::slice::from_ref(one));
+            places.expect("a place")[0].has_moved
+        };
+        assert!(moved(&mut known, &elsewhere));
+        assert!(!moved(&mut known, &elsewhere));
     }
 }

@@ -126,6 +126,8 @@ impl Overflow {
         let tier = Arc::new(tier);
         let slot = Slot {
             is_another: false,
+            has_moved: false,
+            is_fresh: false,
             tier: tier.clone(),
             kind,
             capacity_bytes: 0,

@@ -12,7 +12,7 @@ use parking_lot::Mutex;
 
 use crate::base::settings::Settings;
 use crate::buffer::holders::{Holder, find_holders};
-use crate::buffer::known::Known;
+use crate::buffer::known::{Known, There};
 use crate::buffer::overflow::Overflow;
 
 /// Id of the memory tier.
@@ -37,6 +37,10 @@ pub struct Slot {
     pub server: u16,
     /// Something else was in its place before: what is on record of it is not here.
     pub is_another: bool,
+    /// It was another server's before.
+    pub has_moved: bool,
+    /// No earlier start has put anything there.
+    pub is_fresh: bool,
 }
 
 /// A tier that is open and has no id yet.
@@ -106,6 +110,8 @@ impl TierSet {
                 capacity_bytes: size,
                 server: settings.server,
                 is_another: false,
+                has_moved: false,
+                is_fresh: false,
             });
         }
         let mut opened = Vec::new();
@@ -161,7 +167,11 @@ impl TierSet {
     fn put(&mut self, opened: Vec<Opened>, known: &mut Known) -> io::Result<()> {
         let there = opened.iter().map(|one| {
             let mark = one.tier.mark().ok_or(io::ErrorKind::InvalidData)?;
-            Ok((one.name.clone(), mark))
+            Ok(There {
+                name: one.name.clone(),
+                mark,
+                server: one.server,
+            })
         });
         let places = known.place(&there.collect::<io::Result<Vec<_>>>()?)?;
         self.names = known.names();
@@ -178,6 +188,8 @@ impl TierSet {
                 kind: one.kind,
                 server: one.server,
                 is_another: place.is_another,
+                has_moved: place.has_moved,
+                is_fresh: place.is_new || place.is_another,
             });
         }
         Ok(())
@@ -202,6 +214,12 @@ impl TierSet {
     /// Data servers on other nodes.
     pub fn holders(&self) -> &[Holder] {
         &self.holders
+    }
+
+    /// The data server that has a tier.
+    pub fn holder_of(&self, id: TierId) -> Option<&Holder> {
+        let server = self.get(id)?.server;
+        self.holders.iter().find(|holder| holder.server == server)
     }
 
     /// Whether the node that has a tier does not answer, as far as is known.
@@ -330,6 +348,9 @@ impl TierSet {
     /// since.
     pub fn give_back(&self) {
         let slots = self.slots.iter().flatten();
+        // A data server goes on running: what has been in use there is not to be taken apart.
+        let own = |slot: &&Slot| slot.is_fresh || slot.tier.boot().is_none();
+        let slots = slots.filter(own);
         slots.for_each(|slot| give_back(&*slot.tier, slot.kind));
     }
 

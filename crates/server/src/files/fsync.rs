@@ -299,6 +299,9 @@ impl Files {
 
     /// Sets space aside for a copy on flash: where there is one already, or where there is room.
     fn book_shadow(&self, file: &File, known: Option<TierId>, bytes: u64) -> Option<TierId> {
+        let tiers = self.buffer.tiers();
+        // What is left on a node that is away is older, and nobody's from then on.
+        let known = known.filter(|flash| !tiers.is_out_of_reach(*flash));
         let flash = known.or_else(|| self.buffer.flash_for(file.tier(), bytes))?;
         let hold = || {
             self.buffer

@@ -6,6 +6,7 @@ use forebay_tiers::TierKind;
 use forebay_types::{Errno, ObjectId, TierId, failpoint};
 
 use crate::base::failure::Failure;
+use crate::buffer::tierset::{DRAM, OVERFLOW};
 use crate::files::Files;
 
 impl Files {
@@ -115,8 +116,14 @@ impl Files {
         let mut all = true;
         for tier in tiers.iter().flatten() {
             let Some(slot) = self.buffer.tiers().get(*tier) else {
+                // Should the tier come back, nobody is to take the object for a file.
+                all &= matches!(*tier, DRAM | OVERFLOW);
                 continue;
             };
+            if slot.is_another && slot.kind == TierKind::Ssd {
+                all = false;
+                continue;
+            }
             if slot.kind == TierKind::Pfs && self.base.health().is_silent() {
                 // It stays marked as garbage, and the next start removes it.
                 all = false;

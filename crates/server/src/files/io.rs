@@ -5,7 +5,7 @@ use std::sync::Arc;
 use forebay_policy::schedule::Class;
 use forebay_tiers::{Seek, TierKind, start_writeback};
 use forebay_types::{Errno, Handle, limits};
-use forebay_wire::{SeekWhat, WriteHow};
+use forebay_wire::{OUT_OF_REACH, SeekWhat, WriteHow};
 
 use crate::base::failure::{Failure, both};
 use crate::buffer::opens::{OpenFile, Target};
@@ -51,6 +51,8 @@ impl Files {
         drop(change);
         let written = self.absorb_late(&open, written);
         match &written {
+            // It is asked again.
+            Err(failure) if failure.errno() == OUT_OF_REACH => {}
             Err(failure) if how.write_back => self.store_is_lost(&open, failure),
             _ => {}
         }

@@ -156,22 +156,27 @@ impl Recorded {
     }
 }
 
-/// Says nothing about the object: there is too little of something, or somebody wants it to end.
-pub fn is_exhaustion(error: &io::Error) -> bool {
+/// The node that has it does not answer.
+pub fn is_out_of_reach(error: &io::Error) -> bool {
     matches!(
         error.raw_os_error(),
-        Some(
-            libc::EMFILE
-                | libc::ENFILE
-                | libc::ENOMEM
-                | libc::EINTR
-                | libc::EAGAIN
-                | libc::ECANCELED
-                | libc::ENODEV
-                // The data server that has it does not answer.
-                | libc::EHOSTDOWN
-                | libc::ENOTCONN
-                | libc::ESHUTDOWN
-        )
+        Some(libc::EHOSTDOWN | libc::ENOTCONN | libc::ESHUTDOWN)
     )
+}
+
+/// Says nothing about the object: there is too little of something, or somebody wants it to end.
+pub fn is_exhaustion(error: &io::Error) -> bool {
+    is_out_of_reach(error)
+        || matches!(
+            error.raw_os_error(),
+            Some(
+                libc::EMFILE
+                    | libc::ENFILE
+                    | libc::ENOMEM
+                    | libc::EINTR
+                    | libc::EAGAIN
+                    | libc::ECANCELED
+                    | libc::ENODEV
+            )
+        )
 }

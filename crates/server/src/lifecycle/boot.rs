@@ -86,6 +86,10 @@ impl Boot {
         let Some(slot) = slot else {
             return self.own.is_another;
         };
+        if slot.has_moved && slot.kind != TierKind::Dram {
+            // Nobody has put on record in which start of that node it was written.
+            return true;
+        }
         let start = match slot.tier.boot() {
             Some(_) => self.others.get(&slot.server),
             None => Some(&self.own),
@@ -99,10 +103,11 @@ impl Boot {
         self.own.id.as_deref()
     }
 
-    /// All that the last run left has been looked at.
-    pub fn record(&self, ns: &Namespace) -> Result<(), NsError> {
+    /// All that the last run left has been looked at, but for what is on data servers that were not
+    /// `looked` at.
+    pub fn record(&self, ns: &Namespace, looked: &dyn Fn(u16) -> bool) -> Result<(), NsError> {
         let mut is_news = self.own.record(ns, FACT)?;
-        for (server, start) in &self.others {
+        for (server, start) in self.others.iter().filter(|(server, _)| looked(**server)) {
             is_news |= start.record(ns, &fact_of(*server))?;
         }
         match is_news {
@@ -160,7 +165,7 @@ mod tests {
             let mut known = Known::default();
             let tiers = TierSet::open(&settings, ns.pfs(), [7; 16], &mut known).expect("tiers");
             let boot = Boot::look(ns, Some(own), &tiers).expect("a look");
-            boot.record(ns).expect("recorded");
+            boot.record(ns, &|_| true).expect("recorded");
             let slots = tiers.iter().map(|(_, slot)| boot.may_have_torn(Some(slot)));
             let torn: Vec<bool> = slots.collect();
             tiers.give_back();

@@ -4,30 +4,72 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use forebay_kv::Durability as KvDurability;
 use forebay_namespace::{File, Loaded};
 use forebay_tiers::TierKind;
 use forebay_types::{TierId, failpoint};
 use forebay_wire::control::Finding;
 
 use crate::base::failure::Failure;
-use crate::buffer::tierset::TierSet;
+use crate::buffer::tierset::{Slot, TierSet};
 use crate::lifecycle::Lifecycle;
 use crate::starterror::StartError;
+
+/// In how many undrained files' place something should be in each tier: the file, or, of one in
+/// memory, the copy on flash that an fsync has left.
+fn undrained(loaded: &Loaded, tiers: &TierSet) -> BTreeMap<TierId, usize> {
+    let mut undrained: BTreeMap<TierId, usize> = BTreeMap::new();
+    let mut count = |tier| *undrained.entry(tier).or_default() += 1;
+    for file in &loaded.files {
+        let state = file.lock();
+        let residency = &state.residency;
+        if state.is_dirty() {
+            count(residency.tier);
+            let shadow = residency.shadow.map(|(tier, _)| tier);
+            let in_memory = tiers.kind(residency.tier) == TierKind::Dram;
+            shadow
+                .into_iter()
+                .filter(|_| in_memory)
+                .for_each(&mut count);
+        }
+    }
+    lost_tiers(loaded).for_each(count);
+    undrained
+}
+
+/// Memory is another one after each start of its node.
+fn is_another_flash(slot: &Slot) -> bool {
+    slot.is_another && slot.kind == TierKind::Ssd
+}
+
+/// Shuts data servers that have something else than the flash in which undrained files should be:
+/// one node's mistake is no reason to serve nobody. Answers with their tiers.
+pub fn refuse_holders(loaded: &Loaded, tiers: &TierSet) -> Vec<TierId> {
+    let mut refused = Vec::new();
+    for (tier, count) in undrained(loaded, tiers) {
+        let slot = tiers.get(tier).filter(|slot| is_another_flash(slot));
+        if let (Some(_), Some(holder)) = (slot, tiers.holder_of(tier)) {
+            let name = tiers.called(tier);
+            tracing::error!(
+                "{name} is not the tier that it was: files that are not on the PFS yet ({count}) should be in it; \
+                 is its file system mounted? {} is not used before it is, and was started anew",
+                holder.name()
+            );
+            holder.refuse();
+            refused.push(tier);
+        }
+    }
+    refused
+}
 
 /// Refuses a start without tiers in which undrained files should be, and with other ones in their
 /// place.
 pub fn check_tiers(loaded: &Loaded, tiers: &TierSet) -> Result<(), StartError> {
-    let mut undrained: BTreeMap<TierId, usize> = BTreeMap::new();
-    let known = loaded.files.iter().filter(|file| file.lock().is_dirty());
-    for tier in known.map(|file| file.tier()).chain(lost_tiers(loaded)) {
-        *undrained.entry(tier).or_default() += 1;
-    }
-    for (tier, count) in undrained {
+    for (tier, count) in undrained(loaded, tiers) {
         let name = tiers.called(tier);
         match tiers.get(tier) {
             None => return Err(StartError::TierMissing { name, count }),
-            // Memory is another one after each start of its node.
-            Some(slot) if slot.is_another && slot.kind == TierKind::Ssd => {
+            Some(slot) if is_another_flash(slot) && tiers.holder_of(tier).is_none() => {
                 return Err(StartError::TierReplaced { name, count });
             }
             Some(_) => {}
@@ -79,7 +121,7 @@ impl Lifecycle {
         }
         let files: Vec<Arc<File>> = self.buffer.files();
         let lost = files.iter().filter(|file| gone.contains(&file.tier()));
-        lost.map(|file| self.give_up_with_tier(file, dry_run))
+        lost.map(|file| self.give_up_with_tier(file, &gone, dry_run))
             .collect::<Result<_, Failure>>()
             .map_err(|failure| StartError::Failed {
                 what: "lost tier".into(),
@@ -87,30 +129,50 @@ impl Lifecycle {
             })
     }
 
-    fn give_up_with_tier(&self, file: &Arc<File>, dry_run: bool) -> Result<Finding, Failure> {
+    fn give_up_with_tier(
+        &self,
+        file: &Arc<File>,
+        gone: &[TierId],
+        dry_run: bool,
+    ) -> Result<Finding, Failure> {
         let path = file.path();
         let residency = file.lock().residency;
         let (clean, published) = (residency.clean, residency.published.is_some());
         let name = self.buffer.tiers().called(file.tier());
-        let action = match (clean, published) {
-            (true, _) => "the PFS has it whole",
-            (false, true) => "what was written since it was copied to the PFS is lost",
-            (false, false) => "it is lost",
+        // What the last fsync has left elsewhere.
+        let copy = residency.shadow.map(|(tier, _)| tier);
+        let copy = copy.filter(|tier| !clean && !gone.contains(tier));
+        let action = match (copy, clean, published) {
+            (Some(copy), ..) => {
+                let copy = self.buffer.tiers().called(copy);
+                format!("it is what its last fsync has left in {copy}")
+            }
+            (None, true, _) => "the PFS has it whole".into(),
+            (None, false, true) => "what was written since it was copied to the PFS is lost".into(),
+            (None, false, false) => "it is lost".into(),
         };
         if !dry_run {
-            if clean {
+            if let Some(copy) = copy {
+                let generation = self.buffer.generation(file);
+                self.ns.migrated(file, generation, copy, true, None)?;
+                // Only the object knows the size.
+                file.lock().begin_unseen();
+                self.ns.save(file, &file.lock(), KvDurability::Synced)?;
+            } else if clean {
                 self.ns.disown(file)?;
             } else {
                 self.give_up_lost(file, "was in a tier that is gone for good", "")?;
             }
-            self.buffer.leave(file.object);
+            if copy.is_none() {
+                self.buffer.leave(file.object);
+            }
             failpoint::hit(failpoint::Point::FsckGarbage);
         }
         Ok(Finding {
             kind: "tier-lost".into(),
             subject: path,
             problem: format!("was in {name}, which is gone for good"),
-            action: action.into(),
+            action,
             repaired: true,
         })
     }

@@ -5,8 +5,10 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use forebay_tiers::TierKind;
-use forebay_types::Errno;
+use forebay_types::{Errno, TierId};
 
+use crate::buffer::tierset::Slot;
+use crate::integrity::atrest::is_out_of_reach;
 use crate::lifecycle::Lifecycle;
 
 /// Between two looks at everything else.
@@ -22,6 +24,9 @@ const STORE: &[u8] = b"(metadata store)";
 
 /// Between two looks who of the data servers is there.
 const HOLDERS_LOOK: Duration = Duration::from_secs(1);
+
+/// After a start anew was ordered it is ordered again, if it could not be.
+const HOLDERS_AGAIN: Duration = Duration::from_secs(10);
 
 /// The collector waits this long for more before it begins.
 const GATHER: Duration = Duration::from_millis(20);
@@ -75,13 +80,17 @@ pub fn run(lifecycle: &Arc<Lifecycle>) {
 pub fn watch_holders(lifecycle: &Arc<Lifecycle>) {
     while !lifecycle.base.is_ending() {
         for holder in lifecycle.buffer.tiers().holders() {
-            if holder.is_to_be_looked_at() {
+            // A start needs the PFS; until that answers what there is goes on.
+            if holder.is_to_be_looked_at() && !lifecycle.base.health().is_silent() {
                 tracing::warn!(
                     "{} is back: this server starts anew, and looks at what is there",
                     holder.name()
                 );
+                // Unless there is another order: then it is looked for again.
                 lifecycle.base.life().order_start_anew();
-                return;
+                lifecycle.base.life().pause(HOLDERS_AGAIN);
+            } else {
+                ask_space_of(lifecycle, holder.server);
             }
         }
         lifecycle.base.life().pause(HOLDERS_LOOK);
@@ -134,22 +143,37 @@ fn watch_health(lifecycle: &Lifecycle, before: bool) -> bool {
 pub fn look_below(lifecycle: &Lifecycle) {
     give_back(lifecycle);
     for (id, slot) in lifecycle.buffer.tiers().iter() {
-        if slot.kind == TierKind::Pfs || !slot.tier.is_answering() {
-            continue;
+        // Those of other nodes may not answer, and nobody waits for them here.
+        if slot.kind != TierKind::Pfs && slot.server == lifecycle.base.settings().server {
+            ask_space(lifecycle, id, slot);
         }
-        match slot.tier.space() {
-            Ok(space) => lifecycle
-                .buffer
-                .ledger()
-                .set_physical_free(id, space.free_bytes),
-            Err(error) => {
-                let path = format!("(tier {})", slot.tier.name()).into_bytes();
-                lifecycle.base.report(
-                    path,
-                    Errno::of(&error),
-                    format!("its file system does not answer: {error}"),
-                );
-            }
+    }
+}
+
+fn ask_space_of(lifecycle: &Lifecycle, server: u16) {
+    let tiers = lifecycle.buffer.tiers().iter();
+    for (id, slot) in tiers.filter(|(_, slot)| slot.server == server) {
+        if slot.tier.is_answering() {
+            ask_space(lifecycle, id, slot);
+        }
+    }
+}
+
+fn ask_space(lifecycle: &Lifecycle, id: TierId, slot: &Slot) {
+    match slot.tier.space() {
+        Ok(space) => lifecycle
+            .buffer
+            .ledger()
+            .set_physical_free(id, space.free_bytes),
+        // The next look says more.
+        Err(error) if is_out_of_reach(&error) => {}
+        Err(error) => {
+            let path = format!("(tier {})", slot.tier.name()).into_bytes();
+            lifecycle.base.report(
+                path,
+                Errno::of(&error),
+                format!("its file system does not answer: {error}"),
+            );
         }
     }
 }

@@ -9,8 +9,10 @@ use std::sync::atomic::Ordering;
 use forebay_namespace::{File, Garbage, Loaded, Residency};
 use forebay_policy::durability::{Found, Verdict, of_undrained};
 use forebay_types::{Errno, ObjectId, TierId, failpoint};
+use forebay_wire::OUT_OF_REACH;
 
 use crate::base::failure::Failure;
+use crate::buffer::tierset::TierSet;
 use crate::lifecycle::Lifecycle;
 use crate::starterror::{StartError, failed};
 
@@ -109,19 +111,38 @@ impl Lifecycle {
         drop(loaded.dirs);
         self.base.absorb_conflicts();
         self.files.collect_garbage();
-        Ok(self.boot.record(&self.ns)?)
+        let looked = |server: u16| {
+            let tiers = self.buffer.tiers();
+            let mut listed = inventory.iter().filter_map(|(id, _)| tiers.get(*id));
+            listed.any(|slot| slot.server == server && slot.tier.is_answering())
+        };
+        Ok(self.boot.record(&self.ns, &looked)?)
     }
 
+    /// What there is. A data server that does not answer now is out of reach for as long as this
+    /// server runs: who is asked twice may answer once, and what was not listed would be missing.
     fn inventory(&self) -> Result<Inventory, Failure> {
-        let mut inventory = Vec::new();
-        let there = self.buffer.tiers().iter();
-        for (id, slot) in there.filter(|(_, slot)| slot.tier.is_answering()) {
+        let tiers = self.buffer.tiers();
+        let mut inventory: Inventory = Vec::new();
+        for (id, slot) in tiers.iter() {
             let mut objects = HashSet::new();
-            slot.tier.list(&mut |object| {
-                objects.insert(object);
-            })?;
-            inventory.push((id, objects));
+            let listed = match slot.tier.is_answering() {
+                true => slot.tier.list(&mut |object| {
+                    objects.insert(object);
+                }),
+                false => Err(OUT_OF_REACH.into()),
+            };
+            match (listed, tiers.holder_of(id)) {
+                (Ok(()), _) => inventory.push((id, objects)),
+                (Err(error), Some(holder)) => {
+                    tracing::warn!("{}: {error}: it is left for later", holder.name());
+                    holder.shut();
+                }
+                (Err(error), None) => return Err(error.into()),
+            }
         }
+        // All tiers of one, or none.
+        inventory.retain(|(id, _)| !tiers.is_out_of_reach(*id));
         Ok(inventory)
     }
 
@@ -146,8 +167,8 @@ impl Lifecycle {
             }
         }
         let residency = file.lock().residency;
-        if self.buffer.tiers().is_out_of_reach(residency.tier) {
-            self.leave_out_of_reach(file, &residency);
+        if is_left_out(self.buffer.tiers(), inventory, residency.tier) {
+            self.leave_out_of_reach(file, &residency, claimed);
             return Ok(());
         }
         if let Some(moved) = moved
@@ -162,13 +183,29 @@ impl Lifecycle {
             return self.disown(file, holds);
         }
         if !holds(residency.tier) {
+            // The copy of it that an fsync has left may be where this start does not see it.
+            let shadow = residency.shadow.map(|(tier, _)| tier);
+            let tiers = self.buffer.tiers();
+            if !residency.clean && shadow.is_some_and(|tier| is_left_out(tiers, inventory, tier)) {
+                self.leave_out_of_reach(file, &residency, claimed);
+                return Ok(());
+            }
             return self.recover_missing(file, holds, claimed);
         }
         claimed.insert((residency.tier, file.object));
         if let Some((shadow, _)) = residency.shadow {
             claimed.insert((shadow, file.object));
         }
-        self.take_over(file, residency.tier)?;
+        match self.take_over(file, residency.tier) {
+            Err(failure) if failure.errno() == OUT_OF_REACH => {
+                // It has gone since the inventory.
+                let holder = self.buffer.tiers().holder_of(residency.tier);
+                holder.iter().for_each(|holder| holder.shut());
+                self.leave_out_of_reach(file, &residency, claimed);
+                return Ok(());
+            }
+            taken => taken?,
+        }
         if let Some((shadow, _)) = residency.shadow
             && !self.buffer.tiers().is_out_of_reach(shadow)
         {
@@ -179,7 +216,9 @@ impl Lifecycle {
 
     /// The node that has it is not there: it stays as it is on record. The start that finds the
     /// node again looks at it.
-    fn leave_out_of_reach(&self, file: &Arc<File>, residency: &Residency) {
+    fn leave_out_of_reach(&self, file: &Arc<File>, residency: &Residency, claimed: &mut Claimed) {
+        claimed.insert((residency.tier, file.object));
+        claimed.extend(residency.shadow.map(|(tier, _)| (tier, file.object)));
         self.buffer
             .enter(file, &self.catalog.rules().identify(&file.path()));
         self.buffer.name_by_xattrs(file);
@@ -452,6 +491,11 @@ impl Lifecycle {
             .evicted_bytes
             .store(facts.evicted_bytes, Ordering::Relaxed);
     }
+}
+
+/// Whether a tier is one of a data server at which this start could not look.
+fn is_left_out(tiers: &TierSet, inventory: &Inventory, tier: TierId) -> bool {
+    tiers.holder_of(tier).is_some() && !inventory.iter().any(|(listed, _)| *listed == tier)
 }
 
 /// Whether an fsync that means the PFS may have put there all that was written to a file that was

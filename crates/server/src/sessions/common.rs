@@ -1,15 +1,14 @@
 //! What the sessions of one server have in common, and how one has the others forget.
 
 use std::collections::{HashMap, HashSet};
-use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
-use forebay_types::Ino;
-use forebay_wire::{Recall, Request, Response, Service};
+use forebay_types::{Errno, Ino};
+use forebay_wire::{NOT_SENT, OUT_OF_REACH, Recall, Request, Response, Service, UNSETTLED};
 use parking_lot::{Mutex, RwLock};
 
-use super::OWN;
 use super::effect::{Concerned, Patience};
 use super::holding::Holding;
 use super::kept::Keepers;
@@ -19,6 +18,7 @@ use super::pending::{Asked as Recalled, Pending};
 use super::recalls::Recalls;
 use super::shown::{BELIEVED_FOR, ShownLately, Viewers};
 use super::turns::Turns;
+use super::{OWN, Sessions};
 use crate::base::processes::Processes;
 
 /// A client that has not dropped its pages for so long is fenced, as one that is silent; or for its
@@ -46,6 +46,18 @@ pub(super) struct Common {
     pub(super) followed: AtomicBool,
     /// Up to then clients may believe what an earlier start of the server has shown.
     pub(super) quiet_until: Option<Instant>,
+    /// Whether a data server is away; where there are such.
+    pub(super) is_any_away: OnceLock<Box<AnyAway>>,
+}
+
+/// Whether a data server is away.
+pub(crate) type AnyAway = dyn Fn() -> bool + Send + Sync;
+
+impl Sessions {
+    /// Takes the way to ask whether a data server is away, where there are such. It is said once.
+    pub fn nodes_by(&self, is_any_away: Box<AnyAway>) {
+        drop(self.common.is_any_away.set(is_any_away));
+    }
 }
 
 impl Common {
@@ -173,6 +185,22 @@ impl Common {
         FENCED_AFTER.max(self.lives.lease_length())
     }
 
+    fn is_any_node_away(&self) -> bool {
+        self.is_any_away
+            .get()
+            .is_some_and(|is_any_away| is_any_away())
+    }
+
+    /// An error as a client is told: some mean other things there, and a dead PFS behind FUSE may
+    /// say them, too.
+    pub(super) fn as_told(&self, errno: Errno) -> Errno {
+        match errno {
+            Errno::ENOTCONN | NOT_SENT | UNSETTLED => Errno::EIO,
+            OUT_OF_REACH if self.is_any_away.get().is_none() => Errno::EIO,
+            errno => errno,
+        }
+    }
+
     fn await_pages(&self, ino: Ino, asked: Vec<Recalled>, patience: Patience) {
         if asked.is_empty() {
             return;
@@ -183,7 +211,14 @@ impl Common {
                 Patience::None => {}
                 Patience::Short => drop(asked.wait(short)),
                 Patience::Full => {
-                    if !asked.wait(asked.until) {
+                    let mut until = asked.until;
+                    let mut dropped = asked.wait(until);
+                    // Its kernel waits with the pages for a node that is away: it is no liar.
+                    while !dropped && self.is_any_node_away() {
+                        until = Instant::now() + BELIEVED_FOR;
+                        dropped = asked.wait(until);
+                    }
+                    if !dropped {
                         tracing::error!(
                             "a client does not drop its pages of {ino:?}: it is fenced"
                         );

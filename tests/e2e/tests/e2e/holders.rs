@@ -235,6 +235,82 @@ fn promise_8_a_data_server_that_is_killed_loses_nothing_and_holds_up_nobody_else
 }
 
 #[test]
+fn promise_8_an_fsync_outlives_the_end_of_a_data_server() {
+    if needs_nodes() {
+        return;
+    }
+    let mut fleet = Fleet::of_data_servers(2, KEEP_ON_FLASH);
+    let mut log = OpenOptions::new()
+        .write(true)
+        .create_new(true)
+        .open(fleet.mnt(1, "log"))
+        .expect("create");
+    let writer = std::thread::spawn(move || {
+        for n in 0..400u32 {
+            let at = u64::from(n) * 4096;
+            log.write_all_at(&[(n % 250) as u8 + 1; 4096], at)
+                .expect("write");
+            log.sync_data().expect("fsync");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        log.flush().expect("flush");
+    });
+    for _ in 0..3 {
+        std::thread::sleep(Duration::from_millis(400));
+        fleet.kill_data(1);
+        std::thread::sleep(Duration::from_secs(4));
+        fleet.start_data(1, "this boot");
+    }
+    writer.join().expect("no error");
+    let found = fs::read(fleet.mnt(2, "log")).expect("read");
+    assert!(
+        found
+            .chunks(4096)
+            .enumerate()
+            .all(|(n, block)| block == [(n % 250) as u8 + 1; 4096])
+    );
+    assert_eq!(found.len(), 400 * 4096);
+    assert_eq!(fleet.status()["errors_total"], 0);
+    drain(&fleet);
+    assert_eq!(fs::read(fleet.pfs("log")).expect("read"), found);
+}
+
+#[test]
+fn promise_8_a_node_whose_flash_is_not_mounted_is_left_out_and_lost_nothing() {
+    if needs_nodes() {
+        return;
+    }
+    let mut fleet = Fleet::of_data_servers(2, KEEP_ON_FLASH);
+    write_synced(&fleet, 1, "f", 1, MIB);
+    write_synced(&fleet, 2, "elsewhere", 2, MIB);
+    let (flash, away) = (fleet.flash(1), fleet.base().join("away"));
+    fleet.cut_power_of_data(1);
+    fs::rename(&flash, &away).expect("rename");
+    fs::create_dir(&flash).expect("mkdir");
+    fleet.start_data(1, "another boot");
+    wait_until("the metadata server has looked", || {
+        fleet
+            .log("server.log")
+            .contains("is its file system mounted?")
+    });
+    pattern(2, MIB).assert_in(&fleet.mnt(1, "elsewhere"));
+    std::thread::sleep(Duration::from_secs(3));
+    let looks = fleet.log("server.log");
+    assert_eq!(
+        looks.matches("is its file system mounted?").count(),
+        1,
+        "it looks once"
+    );
+    assert!(!is_in_reach(&fleet));
+    fleet.kill_data(1);
+    fs::remove_dir_all(&flash).expect("remove");
+    fs::rename(&away, &flash).expect("rename");
+    fleet.start_data(1, "another boot");
+    wait_until("it is taken in", || is_in_reach(&fleet));
+    pattern(1, MIB).assert_in(&fleet.mnt(2, "f"));
+}
+
+#[test]
 fn promise_8_a_data_server_that_falls_silent_holds_up_nobody_else() {
     if needs_nodes() {
         return;
@@ -286,8 +362,15 @@ fn promise_8_what_the_pfs_has_is_read_there_when_its_node_is_gone() {
     assert_eq!((read.len(), &read[MIB..]), (MIB + 4, &b"more"[..]));
 }
 
+/// All data servers are there, and so is the metadata server, which may just start anew.
 fn is_in_reach(fleet: &Fleet) -> bool {
-    let status = fleet.status();
+    let state = fleet.base().join("state");
+    let args = ["status", "--json", "--state"].map(std::ffi::OsStr::new);
+    let said = fleet.run(0, &[&args[..], &[state.as_os_str()]].concat());
+    if said.code != 0 {
+        return false;
+    }
+    let status = said.json();
     let tiers = status["tiers"].as_array().expect("tiers");
     tiers.iter().all(|tier| tier["out_of_reach"] == false)
 }

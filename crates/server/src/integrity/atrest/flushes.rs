@@ -11,7 +11,7 @@ use forebay_tiers::{
 };
 use forebay_types::{Errno, TierId};
 
-use super::{Looked, Recorded, is_exhaustion};
+use super::{Looked, Recorded, is_exhaustion, is_out_of_reach};
 use crate::base::failure::Failure;
 use crate::buffer::unflushed::{Excess, Held, Known};
 use crate::integrity::Integrity;
@@ -169,6 +169,7 @@ impl Integrity {
         if let Err(error) = &told
             && self.buffer.tiers().kind(tier) == TierKind::Ssd
             && error.raw_os_error() != Some(libc::EINTR)
+            && !is_out_of_reach(error)
         {
             self.fail_flush(file, error);
         }
