@@ -14,19 +14,19 @@ use crate::file::timestamps;
 impl PfsTree {
     /// Sets attributes. `EOPNOTSUPP` for permission bits of a link.
     pub fn set_attr(&self, node: &PfsNode, set: &SetAttr) -> io::Result<()> {
-        self.health.pass()?;
+        self.pass_to_change()?;
         apply(node.as_fd(), node.kind(), set)
     }
 
     /// Sets attributes of a directory.
     pub fn set_attr_dir(&self, dir: &PfsDir, set: &SetAttr) -> io::Result<()> {
-        self.health.pass()?;
+        self.pass_to_change()?;
         apply(dir.as_fd(), FileKind::Directory, set)
     }
 
     /// Sets attributes of an open regular file; for a size, it must be open for writing.
     pub fn set_attr_file(&self, file: &File, set: &SetAttr) -> io::Result<()> {
-        self.health.pass()?;
+        self.pass_to_change()?;
         if let Some(size) = set.size {
             file.set_len(size)?;
         }

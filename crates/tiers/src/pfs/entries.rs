@@ -32,7 +32,7 @@ impl PfsTree {
         uid: u32,
         gid: u32,
     ) -> io::Result<()> {
-        self.health.pass()?;
+        self.pass_to_change()?;
         let name = checked(name)?;
         rustix::fs::mkdirat(dir, name, Mode::from_raw_mode(mode & 0o7777))?;
         let made = self.give(dir, name, FileKind::Directory, Owner { uid, gid });
@@ -51,7 +51,7 @@ impl PfsTree {
         uid: u32,
         gid: u32,
     ) -> io::Result<()> {
-        self.health.pass()?;
+        self.pass_to_change()?;
         let name = checked(name)?;
         rustix::fs::symlinkat(target, dir, name)?;
         let made = self.give(dir, name, FileKind::Symlink, Owner { uid, gid });
@@ -71,7 +71,7 @@ impl PfsTree {
         uid: u32,
         gid: u32,
     ) -> io::Result<()> {
-        self.health.pass()?;
+        self.pass_to_change()?;
         let name = checked(name)?;
         let kind = match FileKind::from_mode(mode) {
             // Type bits of zero mean a regular file, to mknod(2).
@@ -143,7 +143,7 @@ impl PfsTree {
 
     /// Removes an empty directory.
     pub fn rmdir(&self, dir: &PfsDir, name: &[u8]) -> io::Result<()> {
-        self.health.pass()?;
+        self.pass_to_change()?;
         Ok(rustix::fs::unlinkat(
             dir,
             checked(name)?,
@@ -153,7 +153,7 @@ impl PfsTree {
 
     /// Removes a name of anything but a directory.
     pub fn unlink(&self, dir: &PfsDir, name: &[u8]) -> io::Result<()> {
-        self.health.pass()?;
+        self.pass_to_change()?;
         Ok(rustix::fs::unlinkat(dir, checked(name)?, AtFlags::empty())?)
     }
 
@@ -165,7 +165,7 @@ impl PfsTree {
         new_dir: &PfsDir,
         new_name: &[u8],
     ) -> io::Result<()> {
-        self.health.pass()?;
+        self.pass_to_change()?;
         let (name, new_name) = (checked(name)?, checked(new_name)?);
         Ok(rustix::fs::linkat(
             dir,
@@ -189,7 +189,7 @@ impl PfsTree {
         new_name: &[u8],
         mode: RenameMode,
     ) -> io::Result<()> {
-        self.health.pass()?;
+        self.pass_to_change()?;
         let (name, new_name) = (checked(name)?, checked(new_name)?);
         let flags = match mode {
             RenameMode::Replace => {
@@ -212,7 +212,7 @@ impl PfsTree {
         if !self.exchange.load(Ordering::Acquire) {
             return Ok(false);
         }
-        self.health.pass()?;
+        self.pass_to_change()?;
         let (name, other) = (checked(name)?, checked(other)?);
         match rustix::fs::renameat_with(dir, name, dir, other, RenameFlags::EXCHANGE) {
             Ok(()) => Ok(true),
@@ -249,6 +249,50 @@ impl PfsTree {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn nothing_changes_while_another_may_have_taken_over() {
+        let top = tempfile::tempdir().unwrap();
+        let mut tree = PfsTree::open(top.path()).unwrap();
+        let may = std::sync::Arc::new(std::sync::atomic::AtomicBool::new(true));
+        let asked = may.clone();
+        tree.change_only_while(move || asked.load(Ordering::Acquire));
+        let root = tree.root();
+        let mkdir = |name: &[u8]| tree.mkdir(root, name, 0o755, 0, 0);
+        let copy = tree.create_temporary(root, b"copy", 0o600).unwrap();
+        let unnamed = tree.create_unnamed(root, 0o600).unwrap();
+        may.store(false, Ordering::Release);
+        let set = forebay_types::SetAttr {
+            perm: Some(0o644),
+            ..forebay_types::SetAttr::default()
+        };
+        let mut refused = vec![
+            mkdir(b"dir"),
+            tree.symlink(root, b"link", b"copy", 0, 0),
+            tree.mknod(root, b"fifo", libc::S_IFIFO | 0o600, 0, 0, 0),
+            tree.unlink(root, b"copy"),
+            tree.link(root, b"copy", root, b"second"),
+            tree.rename(root, b"copy", root, b"file", RenameMode::Replace),
+            tree.exchange(root, b"copy", b"file").map(drop),
+            tree.set_attr_file(&copy, &set),
+            tree.set_xattr_file(&copy, b"user.a", b"b", 0),
+            tree.create_temporary(root, b"next", 0o600).map(drop),
+        ];
+        if let Some(file) = &unnamed {
+            refused.push(tree.name_file(file, root, b"file").map(drop));
+        }
+        for (at, refused) in refused.into_iter().enumerate() {
+            let why = refused.expect_err(&at.to_string());
+            assert_eq!(Errno::of(&why), Errno::EIO, "{at}: {why}");
+        }
+        let mut names = Vec::new();
+        tree.read_dir(root, &mut |entry| names.push(entry.name))
+            .unwrap();
+        assert_eq!(names, [b"copy"]);
+        may.store(true, Ordering::Release);
+        tree.rename(root, b"copy", root, b"file", RenameMode::Replace)
+            .unwrap();
+    }
 
     #[test]
     fn a_rename_by_link_never_replaces() {

@@ -61,7 +61,7 @@ impl PfsTree {
 
     /// Gives it a further name, which must be free.
     pub fn link_node(&self, node: &PfsNode, dir: &PfsDir, name: &[u8]) -> io::Result<()> {
-        self.health.pass()?;
+        self.pass_to_change()?;
         let name = checked(name)?;
         let follow = AtFlags::SYMLINK_FOLLOW;
         Ok(rustix::fs::linkat(CWD, node.path(), dir, name, follow)?)

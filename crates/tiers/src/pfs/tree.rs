@@ -1,5 +1,6 @@
 //! The tree, directories, and what every call on them needs.
 
+use std::fmt;
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -35,6 +36,16 @@ pub struct PfsEntry {
     pub kind: FileKind,
 }
 
+/// Whether changes are let through now; all are, where nobody says otherwise.
+#[derive(Default)]
+pub(super) struct Changing(Option<Box<dyn Fn() -> bool + Send + Sync>>);
+
+impl fmt::Debug for Changing {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(if self.0.is_some() { "watched" } else { "any" })
+    }
+}
+
 /// The tree below: the directory given as `--pfs`, and what is beneath it.
 #[derive(Debug)]
 pub struct PfsTree {
@@ -49,6 +60,8 @@ pub struct PfsTree {
     pub(super) steady_ctime: AtomicBool,
     /// One syncfs(2) does for many files.
     pub(super) syncfs_counts: bool,
+    /// Asked before every change.
+    pub(super) changing: Changing,
 }
 
 /// Opened only to be a starting point: needs search permission on the way, none on itself.
@@ -89,6 +102,7 @@ impl PfsTree {
             unnamed: AtomicBool::new(true),
             exchange: AtomicBool::new(true),
             steady_ctime: AtomicBool::new(true),
+            changing: Changing::default(),
         })
     }
 
@@ -104,6 +118,24 @@ impl PfsTree {
             rustix::fs::fstatvfs(&root).ok().map(totals)
         })?;
         Ok(tree)
+    }
+
+    /// From now on the file system below is changed only while `may` says so; otherwise a change
+    /// fails with `EIO`. For a server that another one may replace while it stands still: what it
+    /// had begun before must not happen after that. To be called once.
+    pub fn change_only_while(&mut self, may: impl Fn() -> bool + Send + Sync + 'static) {
+        self.changing = Changing(Some(Box::new(may)));
+    }
+
+    /// Asked last before a change. The answer may have taken its time.
+    pub(super) fn pass_to_change(&self) -> io::Result<()> {
+        self.health.pass()?;
+        match &self.changing.0 {
+            Some(may) if !may() => Err(io::Error::other(
+                "nothing is changed there while another server may have taken over",
+            )),
+            _ => Ok(()),
+        }
     }
 
     /// Whether the file system answers.
@@ -204,7 +236,7 @@ impl PfsTree {
 
     /// Creates a file that is to be renamed when it is whole. `EEXIST` if the name is taken.
     pub fn create_temporary(&self, dir: &PfsDir, name: &[u8], mode: u32) -> io::Result<File> {
-        self.health.pass()?;
+        self.pass_to_change()?;
         let flags =
             OFlags::CREATE | OFlags::EXCL | OFlags::RDWR | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let mode = Mode::from_raw_mode(mode & 0o7777);

@@ -36,7 +36,7 @@ impl PfsTree {
         if !self.unnamed.load(Ordering::Acquire) {
             return Ok(None);
         }
-        self.health.pass()?;
+        self.pass_to_change()?;
         let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
         let mode = Mode::from_raw_mode(mode & 0o7777);
         match rustix::fs::openat(dir, c".", flags, mode) {
@@ -56,7 +56,7 @@ impl PfsTree {
     /// Gives an unnamed file its name, never replacing: `EEXIST` if it is taken. `Ok(false)`: this
     /// file system cannot, and from now on has no unnamed files.
     pub fn name_file(&self, file: &File, dir: &PfsDir, name: &[u8]) -> io::Result<bool> {
-        self.health.pass()?;
+        self.pass_to_change()?;
         let name = checked(name)?;
         let linked = match rustix::fs::linkat(file, c"", dir, name, AtFlags::EMPTY_PATH) {
             // Without the privilege to do so; or the directory is gone, which the second try tells

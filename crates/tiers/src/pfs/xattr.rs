@@ -86,7 +86,7 @@ impl PfsTree {
         value: &[u8],
         bits: u32,
     ) -> io::Result<()> {
-        self.health.pass()?;
+        self.pass_to_change()?;
         let path = node.path();
         Ok(rustix::fs::setxattr(
             &path[..],
@@ -104,7 +104,7 @@ impl PfsTree {
         value: &[u8],
         bits: u32,
     ) -> io::Result<()> {
-        self.health.pass()?;
+        self.pass_to_change()?;
         let path = dir_path(dir);
         Ok(rustix::fs::setxattr(
             &path[..],
@@ -122,7 +122,7 @@ impl PfsTree {
         value: &[u8],
         bits: u32,
     ) -> io::Result<()> {
-        self.health.pass()?;
+        self.pass_to_change()?;
         Ok(rustix::fs::fsetxattr(file, attribute, value, flags(bits)?)?)
     }
 
@@ -148,20 +148,20 @@ impl PfsTree {
 
     /// Removes an attribute. `ENODATA` if there is none.
     pub fn remove_xattr(&self, node: &PfsNode, attribute: &[u8]) -> io::Result<()> {
-        self.health.pass()?;
+        self.pass_to_change()?;
         let path = node.path();
         Ok(rustix::fs::removexattr(&path[..], attribute)?)
     }
 
     /// Removes an attribute of a directory.
     pub fn remove_xattr_dir(&self, dir: &PfsDir, attribute: &[u8]) -> io::Result<()> {
-        self.health.pass()?;
+        self.pass_to_change()?;
         Ok(rustix::fs::removexattr(&dir_path(dir)[..], attribute)?)
     }
 
     /// Removes an attribute of an open file.
     pub fn remove_xattr_file(&self, file: &File, attribute: &[u8]) -> io::Result<()> {
-        self.health.pass()?;
+        self.pass_to_change()?;
         Ok(rustix::fs::fremovexattr(file, attribute)?)
     }
 }
