@@ -45,9 +45,9 @@ pub enum Error {
     /// accepted.
     #[error("the key-value store takes no commits, because an earlier one failed to reach storage")]
     Poisoned,
-    /// The store is already open, here or in another process.
-    #[error("the key-value store is in use by another process")]
-    InUse,
+    /// The store is already open: by whom, where that is known.
+    #[error("the key-value store is in use by {}", .0.as_deref().unwrap_or("another process"))]
+    InUse(Option<String>),
     /// Another server holds the store now, or may: nothing was changed, and nothing will be until
     /// the store is opened anew.
     #[error("the key-value store is held by another server now; this one may not change it")]
@@ -84,7 +84,7 @@ impl Error {
                 found: found.clone(),
             },
             Error::Poisoned => Error::Poisoned,
-            Error::InUse => Error::InUse,
+            Error::InUse(holder) => Error::InUse(holder.clone()),
             Error::Lost => Error::Lost,
             Error::Setup(what) => Error::Setup(what.clone()),
             Error::TooLarge {
@@ -107,7 +107,7 @@ impl Error {
             Error::Io(source) => source.raw_os_error().unwrap_or(libc::EIO),
             Error::Corrupt(_) | Error::Poisoned | Error::Lost => libc::EIO,
             Error::Version { .. } => libc::EPROTO,
-            Error::InUse => libc::EBUSY,
+            Error::InUse(_) => libc::EBUSY,
             Error::TooLarge {
                 part: Part::Key, ..
             } => libc::ENAMETOOLONG,

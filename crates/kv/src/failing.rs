@@ -174,6 +174,10 @@ impl<S: Store> Store for Failing<S> {
         self.inner.sync()
     }
 
+    fn hold(&self) -> Option<crate::Hold> {
+        self.inner.hold()
+    }
+
     fn mend(&self) -> Result<bool, Error> {
         if !self.state.lock().poisoned {
             return Ok(false);

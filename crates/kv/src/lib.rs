@@ -30,7 +30,7 @@ mod tail;
 
 pub use batch::{Batch, Entry};
 pub use error::{Error, Part};
-pub use remote::{Options, open_url};
+pub use remote::{Hold, Location, Options, open_url};
 
 /// The longest key. Room for a name of 255 bytes with its parent and tags, four times over.
 pub const MAX_KEY_BYTES: usize = 1024;
@@ -126,6 +126,12 @@ pub trait Store: Send + Sync {
     /// Why it stays poisoned. If opening is what failed, reads give [`Error::Poisoned`], too, until
     /// a later call succeeds.
     fn mend(&self) -> Result<bool, Error>;
+
+    /// Of a store on a server: until when it is surely nobody else's. `None` of a store that nobody
+    /// else can take.
+    fn hold(&self) -> Option<Hold> {
+        None
+    }
 }
 
 impl<S: Store + ?Sized> Store for Arc<S> {
@@ -152,6 +158,10 @@ impl<S: Store + ?Sized> Store for Arc<S> {
 
     fn mend(&self) -> Result<bool, Error> {
         (**self).mend()
+    }
+
+    fn hold(&self) -> Option<Hold> {
+        (**self).hold()
     }
 }
 

@@ -166,7 +166,7 @@ impl Lsm {
             && let Err(engine) = close(engine)
         {
             *slot = Some(engine);
-            return Err(Error::InUse);
+            return Err(Error::InUse(None));
         }
         if committed.is_flush_in_doubt {
             media::write_anew(&self.dir)?;
@@ -372,7 +372,7 @@ fn from_engine(error: fjall::Error) -> Error {
             Error::Io(source)
         }
         fjall::Error::Poisoned => Error::Poisoned,
-        fjall::Error::Locked => Error::InUse,
+        fjall::Error::Locked => Error::InUse(None),
         fjall::Error::InvalidVersion(found) => Error::Version {
             found: found.map_or_else(|| "unknown".into(), |version| version.to_string()),
         },

@@ -301,7 +301,7 @@ fn everything_is_there_after_reopening() {
     }
     let before = keys(&*store, b"", None, usize::MAX).expect("the store scans");
     assert!(
-        matches!(open_default(&path), Err(Error::InUse)),
+        matches!(open_default(&path), Err(Error::InUse(_))),
         "a store is opened once"
     );
     drop(store);

@@ -1,5 +1,6 @@
 //! What the shared half of a remote store needs of a server.
 
+use super::hold::Hold;
 use super::mark::Mark;
 use super::plan::Plan;
 use crate::{Entry, Error};
@@ -62,6 +63,9 @@ pub(crate) trait Backend: Send + Sync {
     /// The caller knows what became of everything that was sent, and takes the content of the
     /// server for what was committed.
     fn settled(&self);
+
+    /// Until when the store is this process's.
+    fn hold(&self) -> &Hold;
 
     /// The store is closed: the next may open it without waiting.
     fn release(&self);

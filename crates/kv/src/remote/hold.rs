@@ -1,15 +1,67 @@
-//! The thread that keeps the hold on a store.
+//! How long a store is this process's, and the thread that keeps it so.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
 use parking_lot::{Condvar, Mutex};
 
+use super::boottime;
 use crate::Error;
 
 /// A word is due so often within the time that a hold is valid: two may be lost.
 const WORDS_PER_LEASE: u32 = 3;
+
+/// Until when a store is surely this process's. Clones tell the same.
+///
+/// The store needs nobody to look at it: each commit is refused once another has taken the store.
+/// What is changed elsewhere, as on the PFS, is to be changed only while the hold is valid.
+#[derive(Clone, Debug, Default)]
+pub struct Hold(Arc<Until>);
+
+#[derive(Debug, Default)]
+struct Until {
+    /// Milliseconds of the boot clock.
+    valid_ms: AtomicU64,
+    is_lost: AtomicBool,
+}
+
+impl Hold {
+    /// The server was asked at `sent`, so it counts from that moment or later.
+    pub(crate) fn extend(&self, sent: Duration, lease: Duration) {
+        let until = u64::try_from((sent + lease).as_millis()).unwrap_or(u64::MAX);
+        self.0.valid_ms.fetch_max(until, Ordering::SeqCst);
+    }
+
+    /// It is about to be given back.
+    pub(crate) fn end(&self) {
+        self.0.valid_ms.store(0, Ordering::SeqCst);
+    }
+
+    /// The server says that it has gone.
+    pub(crate) fn lose(&self) {
+        self.end();
+        self.0.is_lost.store(true, Ordering::SeqCst);
+    }
+
+    /// The time since boot (`CLOCK_BOOTTIME`) until which nobody else can hold the store, unless a
+    /// person orders it with [`Options::take_over`](super::Options::take_over); zero once it has
+    /// gone.
+    pub fn valid_until(&self) -> Duration {
+        Duration::from_millis(self.0.valid_ms.load(Ordering::SeqCst))
+    }
+
+    /// Nobody else can hold the store at this moment.
+    pub fn is_valid(&self) -> bool {
+        boottime::now() < self.valid_until()
+    }
+
+    /// It has gone for good: this process can commit nothing more.
+    pub fn is_lost(&self) -> bool {
+        self.0.is_lost.load(Ordering::SeqCst)
+    }
+}
 
 /// Repeats the holder's word until it is stopped, or somebody else holds the store.
 pub(crate) struct Keeper {

@@ -26,6 +26,7 @@ mod store;
 mod url;
 
 pub use etcd::Leadership;
+pub use hold::Hold;
 pub use url::Location;
 
 /// How a store on a server is opened.
@@ -61,13 +62,24 @@ impl Default for Options {
 /// [`Error::Setup`] if the URL is wrong, or the server is set up so that it would lose commits;
 /// [`Error::InUse`] if somebody holds the store; a server that cannot be reached.
 pub fn open_url(url: &str, options: &Options) -> Result<Box<dyn Store>, Error> {
-    match Location::parse(url)? {
-        Location::Embedded(dir) => Ok(Box::new(lsm::Lsm::open(&dir)?)),
-        Location::Redis {
-            server,
-            prefix,
-            accepts_everysec,
-        } => redis::open(&server, &prefix, accepts_everysec, options),
-        Location::Etcd { members, prefix } => etcd::open(&members, &prefix, options),
+    Location::parse(url)?.open(options)
+}
+
+impl Location {
+    /// Opens the store that is there, and creates it if there is none.
+    ///
+    /// # Errors
+    ///
+    /// As [`open_url`].
+    pub fn open(&self, options: &Options) -> Result<Box<dyn Store>, Error> {
+        match self {
+            Location::Embedded(dir) => Ok(Box::new(lsm::Lsm::open(dir)?)),
+            Location::Redis {
+                server,
+                prefix,
+                accepts_everysec,
+            } => redis::open(server, prefix, *accepts_everysec, options),
+            Location::Etcd { members, prefix } => etcd::open(members, prefix, options),
+        }
     }
 }

@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 
 use super::backend::{Applied, Backend, Page};
+use super::hold::Hold;
 use super::lane::Lane;
 use super::mark::Mark;
 use super::plan::{self, Held, Plan, Planned};
@@ -178,6 +179,17 @@ impl<B: Backend> Remote<B> {
         Ok(number)
     }
 
+    /// Whether the store takes commits. One that has nothing to commit hears here that another has
+    /// taken it.
+    fn check(&self, head: &mut Head) -> Result<(), Error> {
+        match &head.health {
+            Health::Ended(_) => {}
+            _ if self.backend.hold().is_lost() => return Err(head.end(Error::Lost)),
+            _ => {}
+        }
+        head.check()
+    }
+
     /// Repeats what the network has failed while the caller's time lasts.
     fn until<T>(
         &self,
@@ -296,12 +308,12 @@ impl<B: Backend> Store for Remote<B> {
 
     fn sync(&self) -> Result<(), Error> {
         // What has returned is as safe as the server makes it.
-        self.head.lock().check()
+        self.check(&mut self.head.lock())
     }
 
     fn mend(&self) -> Result<bool, Error> {
         let mut head = self.head.lock();
-        match head.check() {
+        match self.check(&mut head) {
             Ok(()) => return Ok(false),
             Err(Error::Poisoned) => {}
             Err(error) => return Err(error),
@@ -316,6 +328,10 @@ impl<B: Backend> Store for Remote<B> {
             Err(error @ (Error::Lost | Error::Corrupt(_))) => Err(head.end(error)),
             Err(error) => Err(error),
         }
+    }
+
+    fn hold(&self) -> Option<Hold> {
+        Some(self.backend.hold().clone())
     }
 }
 

@@ -15,7 +15,7 @@ const ETCD_PORT: u16 = 2379;
 pub enum Location {
     /// `embedded:/dir`: the engine of this process, in a folder.
     Embedded(PathBuf),
-    /// `redis://[user:password@]host[:port][/db]`, with `?prefix=NAME` and
+    /// `redis://[user:password@]host[:port][/db]`, or `valkey://`, with `?prefix=NAME` and
     /// `?durability=always|everysec`.
     Redis {
         /// Host, port, database and password as a URL without options.
@@ -34,14 +34,23 @@ pub enum Location {
     },
 }
 
-/// Without the password.
+/// As [`fmt::Display`]: a debugger of settings is no place for a password either.
 impl fmt::Debug for Location {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+/// Without user and password, and without what is no part of where it is: two that show the same
+/// are one store.
+impl fmt::Display for Location {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Location::Embedded(dir) => write!(f, "embedded:{}", dir.display()),
             Location::Redis { server, prefix, .. } => {
-                let host = server.rsplit(['@', '/']).nth(1).unwrap_or_default();
-                write!(f, "redis://{host}?prefix={prefix}")
+                let place = server.strip_prefix("redis://").unwrap_or(server);
+                let place = place.rsplit_once('@').map_or(place, |(_, place)| place);
+                write!(f, "redis://{place}?prefix={prefix}")
             }
             Location::Etcd { members, prefix } => {
                 write!(f, "etcd://{}?prefix={prefix}", members.join(","))
@@ -57,6 +66,53 @@ impl Location {
     ///
     /// [`Error::Setup`] with what is wrong, and what would be right.
     pub fn parse(url: &str) -> Result<Location, Error> {
+        Location::parse_for(PREFIX, url)
+    }
+
+    /// Whether both are one store, whoever logs in to it: the same database, or clusters of etcd
+    /// that have a member in common, and the same prefix.
+    pub fn is_same(&self, other: &Location) -> bool {
+        match (self, other) {
+            (
+                Location::Etcd { members, prefix },
+                Location::Etcd {
+                    members: others,
+                    prefix: of_others,
+                },
+            ) => prefix == of_others && members.iter().any(|member| others.contains(member)),
+            _ => self.to_string() == other.to_string(),
+        }
+    }
+
+    /// The whole URL, for who opens the store: with user and password.
+    pub fn with_password(&self) -> String {
+        match self {
+            Location::Redis {
+                server,
+                prefix,
+                accepts_everysec,
+            } => {
+                let durability = match accepts_everysec {
+                    true => "everysec",
+                    false => "always",
+                };
+                format!("{server}?prefix={prefix}&durability={durability}")
+            }
+            Location::Embedded(_) | Location::Etcd { .. } => self.to_string(),
+        }
+    }
+
+    /// Its server may lose the last second of what it has confirmed when its node loses power.
+    pub fn accepts_loss(&self) -> bool {
+        matches!(self, Location::Redis { accepts_everysec, .. } if *accepts_everysec)
+    }
+
+    /// As [`Location::parse`]; a URL that gives no prefix has this one, which has to be a valid one.
+    ///
+    /// # Errors
+    ///
+    /// As [`Location::parse`].
+    pub fn parse_for(prefix: &str, url: &str) -> Result<Location, Error> {
         if let Some(dir) = url.strip_prefix("embedded:") {
             return match dir.starts_with('/') {
                 true => Ok(Location::Embedded(dir.into())),
@@ -68,14 +124,21 @@ impl Location {
         let (rest, query) = rest.split_once('?').unwrap_or((rest, ""));
         let (authority, path) = rest.split_once('/').unwrap_or((rest, ""));
         match scheme {
-            "redis" => redis(url, authority, path, query),
-            "etcd" => etcd(url, authority, path, query),
+            "redis" | "valkey" => redis(url, prefix, (authority, path, query)),
+            "etcd" => etcd(url, prefix, (authority, path, query)),
+            "rediss" => Err(wrong(
+                url,
+                "no TLS: the network to the store has to be trusted; write redis://",
+            )),
             _ => Err(wrong(url, known)),
         }
     }
 }
 
-fn redis(url: &str, authority: &str, path: &str, query: &str) -> Result<Location, Error> {
+/// Authority, path and options of a URL.
+type Parts<'a> = (&'a str, &'a str, &'a str);
+
+fn redis(url: &str, prefix: &str, (authority, path, query): Parts<'_>) -> Result<Location, Error> {
     let (login, host) = match authority.rsplit_once('@') {
         Some((login, host)) => (format!("{login}@"), host),
         None => (String::new(), authority),
@@ -87,7 +150,7 @@ fn redis(url: &str, authority: &str, path: &str, query: &str) -> Result<Location
             .parse::<u16>()
             .map_err(|_| wrong(url, "the database is a number, as in redis://host:6379/0"))?,
     };
-    let (mut prefix, mut accepts_everysec) = (PREFIX.to_string(), false);
+    let (mut prefix, mut accepts_everysec) = (prefix.to_string(), false);
     for (name, value) in options(query) {
         match (name, value) {
             ("prefix", value) => prefix = prefix_of(url, value)?,
@@ -104,7 +167,7 @@ fn redis(url: &str, authority: &str, path: &str, query: &str) -> Result<Location
     })
 }
 
-fn etcd(url: &str, authority: &str, path: &str, query: &str) -> Result<Location, Error> {
+fn etcd(url: &str, prefix: &str, (authority, path, query): Parts<'_>) -> Result<Location, Error> {
     if !path.is_empty() {
         return Err(wrong(
             url,
@@ -117,7 +180,7 @@ fn etcd(url: &str, authority: &str, path: &str, query: &str) -> Result<Location,
     let hosts = authority.split(',');
     let members = hosts.map(|host| host_and_port(url, host, ETCD_PORT));
     let members = members.collect::<Result<_, _>>()?;
-    let mut prefix = PREFIX.to_string();
+    let mut prefix = prefix.to_string();
     for (name, value) in options(query) {
         match name {
             "prefix" => prefix = prefix_of(url, value)?,
@@ -188,6 +251,7 @@ mod tests {
         let cases = [
             ("embedded:/dir", Location::Embedded("/dir".into())),
             ("redis://h", redis("redis://h:6379/0", "forebay", false)),
+            ("valkey://h/3", redis("redis://h:6379/3", "forebay", false)),
             (
                 "redis://u:p@h:1/2?prefix=a-b&durability=everysec",
                 redis("redis://u:p@h:1/2", "a-b", true),
@@ -205,7 +269,10 @@ mod tests {
             ),
         ];
         for (url, location) in cases {
-            assert_eq!(Location::parse(url).expect(url), location);
+            let read = Location::parse(url).expect(url);
+            assert_eq!(read, location);
+            let again = Location::parse_for("other", &read.with_password());
+            assert_eq!(again.expect(url), read);
         }
     }
 
@@ -224,6 +291,7 @@ mod tests {
             ("redis://h?wait=1", "prefix and durability"),
             ("redis://h?prefix=", "letters"),
             ("redis://h?prefix={x}", "letters"),
+            ("rediss://u:secret@h", "no TLS"),
             ("etcd://a,", "host is missing"),
             ("etcd://a/0", "nothing comes behind"),
             ("etcd://u:secret@a", "users"),
@@ -237,6 +305,26 @@ mod tests {
             assert!(said.contains(part) && !said.contains("secret"), "{said}");
         }
         let location = Location::parse("redis://u:secret@h").expect("a store");
-        assert_eq!(format!("{location:?}"), "redis://h:6379?prefix=forebay");
+        assert_eq!(
+            format!("{location:?} {location}"),
+            "redis://h:6379/0?prefix=forebay redis://h:6379/0?prefix=forebay"
+        );
+    }
+
+    #[test]
+    fn a_store_is_known_again_by_where_it_is() {
+        let same = |one: &str, other: &str| {
+            let [one, other] = [one, other].map(|url| Location::parse_for("bb0", url));
+            one.expect("a store").is_same(&other.expect("a store"))
+        };
+        assert!(same("redis://h", "valkey://u:p@h:6379/0?prefix=bb0"));
+        assert!(same("redis://h", "redis://h?durability=everysec"));
+        assert!(!same("redis://h", "redis://h/1"));
+        assert!(!same("redis://h", "redis://i"));
+        assert!(!same("redis://h", "redis://h?prefix=bb1"));
+        assert!(same("etcd://a,b", "etcd://c,b"));
+        assert!(!same("etcd://a,b", "etcd://a,b?prefix=bb1"));
+        assert!(!same("etcd://a,b", "etcd://c"));
+        assert!(!same("etcd://a:1", "redis://a:1"));
     }
 }

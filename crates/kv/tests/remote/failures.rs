@@ -11,6 +11,8 @@ use std::time::Duration;
 use forebay_kv::{Batch, Durability, Error, Options, Store, open_url};
 
 use crate::proxy::{Mode, Proxy};
+use rustix::process::Signal;
+
 use crate::servers::{Kind, Server, prefix};
 
 const URL: &str = "FOREBAY_KV_TEST_URL";
@@ -271,9 +273,9 @@ fn survives_a_server_that_hangs(kind: Kind) {
     let mut server = Server::start(kind);
     let store = open(&server.url(&prefix()), &impatient());
     let held = commit_through(&*store, 0, || {
-        server.signal(libc::SIGSTOP);
+        server.signal(Signal::STOP);
         std::thread::sleep(Duration::from_millis(1500));
-        server.signal(libc::SIGCONT);
+        server.signal(Signal::CONT);
     });
     assert_eq!(holds_a_prefix(&*store), held);
 }
@@ -290,7 +292,7 @@ fn etcd_may_hang() {
 
 fn survives_a_network_that_fails(kind: Kind) {
     let server = Server::start(kind);
-    let proxy = Proxy::start(server.port);
+    let proxy = Proxy::start(server.port());
     let url = server.url_at(proxy.port, &prefix());
     let store = open(&url, &impatient());
     let mut held = 0;
@@ -324,7 +326,7 @@ fn etcd_behind_a_network_that_fails() {
 /// from the moment on at which the store sends a word.
 fn takes_back_what_nobody_was_told_of(kind: Kind, count: u64, word: Option<&'static [u8]>) {
     let server = Server::start(kind);
-    let proxy = Proxy::start(server.port);
+    let proxy = Proxy::start(server.port());
     let prefix = prefix();
     let url = server.url_at(proxy.port, &prefix);
     let store = open(&url, &impatient());
@@ -368,7 +370,7 @@ fn etcd_takes_back_what_nobody_was_told_of() {
 /// The network keeps a commit until long after the store was mended.
 fn a_commit_that_comes_late_changes_nothing(kind: Kind) {
     let server = Server::start(kind);
-    let proxy = Proxy::start(server.port);
+    let proxy = Proxy::start(server.port());
     let url = server.url_at(proxy.port, &prefix());
     let store = open(&url, &impatient());
     for count in 1..40 {
@@ -410,7 +412,7 @@ fn is_whole_wherever_it_is_cut(kind: Kind) {
     const BYTES: i64 = 5_500_000;
     const POINTS: i64 = 12;
     let server = Server::start(kind);
-    let proxy = Proxy::start(server.port);
+    let proxy = Proxy::start(server.port());
     let (mut cut_short, mut went_through) = (0, 0);
     for point in 1..=POINTS {
         let prefix = prefix();

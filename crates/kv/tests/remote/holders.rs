@@ -1,7 +1,7 @@
 //! One holder at a time.
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use forebay_kv::remote::Leadership;
 use forebay_kv::{Batch, Durability, Error, Options, Store, open_url};
@@ -24,13 +24,17 @@ fn take_over() -> Options {
 
 fn only_one_holds(kind: Kind) {
     let server = Server::start(kind);
-    let proxy = Proxy::start(server.port);
+    let proxy = Proxy::start(server.port());
     let prefix = prefix();
     let url = server.url(&prefix);
     let first = open_url(&server.url_at(proxy.port, &prefix), &Options::default()).expect("first");
     put(&*first, "first").expect("a commit");
     let refused = open_url(&url, &Options::default());
-    assert!(matches!(refused, Err(Error::InUse)), "it is held");
+    let holder = refused.err().expect("it is held").to_string();
+    let named = format!("in use by {}", Options::default().holder);
+    assert!(holder.ends_with(&named), "{holder}");
+    let hold = first.hold().expect("a store on a server");
+    assert!(hold.is_valid() && !hold.is_lost());
     // The first is out of reach, as one that was stopped, and hears nothing of what comes.
     proxy.set(Mode::Stalled);
     let second = open_url(&url, &take_over()).expect("second");
@@ -46,12 +50,18 @@ fn only_one_holds(kind: Kind) {
         second.get(b"key").expect("a read"),
         Some(b"second".to_vec())
     );
+    // Also who has nothing to commit hears of it, the next time that the hold is due.
+    let begun = Instant::now();
+    while !hold.is_lost() && begun.elapsed() < Options::default().lease {
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    assert!(hold.is_lost() && !hold.is_valid());
     // Who has lost the store gives back nothing that another holds.
     drop(first);
     put(&*second, "third").expect("a commit");
     assert!(matches!(
         open_url(&url, &Options::default()),
-        Err(Error::InUse)
+        Err(Error::InUse(_))
     ));
     drop(second);
     let third = open_url(&url, &Options::default()).expect("nobody holds it");
@@ -71,7 +81,7 @@ fn etcd_has_one_holder() {
 /// A commit that was on its way when the store was taken over changes nothing.
 fn late_commits_change_nothing(kind: Kind) {
     let server = Server::start(kind);
-    let proxy = Proxy::start(server.port);
+    let proxy = Proxy::start(server.port());
     let prefix = prefix();
     let first = open_url(&server.url_at(proxy.port, &prefix), &Options::default()).expect("first");
     put(&*first, "first").expect("a commit");
@@ -100,7 +110,7 @@ fn etcd_refuses_late_commits() {
 /// A hold that nobody keeps ends by itself.
 fn a_hold_expires(kind: Kind) {
     let server = Server::start(kind);
-    let proxy = Proxy::start(server.port);
+    let proxy = Proxy::start(server.port());
     let prefix = prefix();
     let options = Options {
         lease: Duration::from_secs(3),
@@ -111,17 +121,53 @@ fn a_hold_expires(kind: Kind) {
     put(&*first, "first").expect("a commit");
     std::thread::sleep(Duration::from_secs(4));
     let refused = open_url(&server.url(&prefix), &options);
-    assert!(matches!(refused, Err(Error::InUse)), "it is kept");
+    assert!(matches!(refused, Err(Error::InUse(_))), "it is kept");
     proxy.set(Mode::Cut);
+    let hold = first.hold().expect("a store on a server");
     let second = loop {
         match open_url(&server.url(&prefix), &options) {
-            Err(Error::InUse) => std::thread::sleep(Duration::from_millis(100)),
+            Err(Error::InUse(_)) => std::thread::sleep(Duration::from_millis(100)),
             other => break other.expect("second"),
         }
     };
+    assert!(!hold.is_valid(), "two hold it");
     put(&*second, "second").expect("a commit");
     proxy.set(Mode::Open);
     assert!(matches!(put(&*first, "late"), Err(Error::Lost)));
+}
+
+/// Nothing is committed, so that only the keeper can find out.
+fn an_idle_holder_hears_that_it_has_lost_the_store(kind: Kind) {
+    let server = Server::start(kind);
+    let url = server.url(&prefix());
+    let options = Options {
+        lease: Duration::from_secs(3),
+        ..Options::default()
+    };
+    let first = open_url(&url, &options).expect("first");
+    assert!(!first.mend().expect("nothing to mend"));
+    let second = open_url(&url, &take_over()).expect("second");
+    let begun = Instant::now();
+    loop {
+        match first.mend() {
+            Ok(false) if begun.elapsed() < options.lease * 2 => {
+                std::thread::sleep(Duration::from_millis(50));
+            }
+            mended => break assert!(matches!(mended, Err(Error::Lost)), "{mended:?}"),
+        }
+    }
+    assert!(matches!(first.sync(), Err(Error::Lost)));
+    assert!(second.hold().expect("a hold").is_valid());
+}
+
+#[test]
+fn an_idle_holder_of_redis_hears_of_its_loss() {
+    an_idle_holder_hears_that_it_has_lost_the_store(Kind::Redis);
+}
+
+#[test]
+fn an_idle_holder_of_etcd_hears_of_its_loss() {
+    an_idle_holder_hears_that_it_has_lost_the_store(Kind::Etcd);
 }
 
 #[test]

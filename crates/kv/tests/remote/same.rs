@@ -57,7 +57,7 @@ fn a_url_names_the_embedded_store_too() {
     let store = open_url(&url, &Options::default()).expect("the store opens");
     assert!(matches!(
         open_url(&url, &Options::default()),
-        Err(Error::InUse)
+        Err(Error::InUse(_))
     ));
     drop(store);
 }

@@ -61,7 +61,7 @@ fn open_when_let_go(kv: &Path) -> Result<Box<dyn Store>, forebay_kv::Error> {
     let begun = Instant::now();
     loop {
         match forebay_kv::open_default(kv) {
-            Err(forebay_kv::Error::InUse) if begun.elapsed() < LET_GO_WITHIN => {
+            Err(forebay_kv::Error::InUse(_)) if begun.elapsed() < LET_GO_WITHIN => {
                 std::thread::sleep(Duration::from_millis(20));
             }
             opened => return opened,

@@ -1,13 +1,13 @@
 //! Who leads: one key with a lease, which only one holder can create.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use super::client::Client;
 use super::messages::{Compare, PutRequest, Request, RequestOp, TxnRequest};
 use super::{Names, open_as};
-use crate::remote::hold::Keeper;
+use crate::remote::hold::{Hold, Keeper};
 use crate::remote::{Location, Options, boottime};
 use crate::{Error, Store};
 
@@ -28,26 +28,8 @@ pub(super) struct Lead {
     lease: i64,
     /// The revision at which the key of the leader was created: no other leader has it.
     pub(super) term: i64,
-    validity: Arc<Validity>,
+    hold: Hold,
     keeper: Keeper,
-}
-
-/// Until when the lease is valid: milliseconds of the boot clock.
-#[derive(Default)]
-struct Validity(AtomicU64);
-
-impl Validity {
-    /// The lease was asked for at `sent`, so the server counts from that moment or later.
-    fn extend(&self, sent: Duration, ttl: i64) {
-        let valid = Duration::from_secs(ttl.try_into().unwrap_or_default());
-        let until = u64::try_from((sent + valid).as_millis()).unwrap_or(u64::MAX);
-        self.0.fetch_max(until, Ordering::SeqCst);
-    }
-
-    /// The lease has gone, or is about to be given back.
-    fn end(&self) {
-        self.0.store(0, Ordering::SeqCst);
-    }
 }
 
 impl Leadership {
@@ -69,7 +51,7 @@ impl Leadership {
         let names = Names::new(&prefix);
         while !give_up.load(Ordering::SeqCst) {
             match lead(&client, &names, options) {
-                Err(Error::InUse) => std::thread::sleep(LOOK),
+                Err(Error::InUse(_)) => std::thread::sleep(LOOK),
                 other => return other.map(Some),
             }
         }
@@ -79,12 +61,12 @@ impl Leadership {
     /// The time since boot (`CLOCK_BOOTTIME`) until which nobody else can lead, unless a person
     /// orders it with [`Options::take_over`]; zero once the lease has gone.
     pub fn valid_until(&self) -> Duration {
-        Duration::from_millis(self.0.validity.0.load(Ordering::SeqCst))
+        self.0.hold.valid_until()
     }
 
     /// Nobody else can lead at this moment.
     pub fn is_valid(&self) -> bool {
-        boottime::now() < self.valid_until()
+        self.0.hold.is_valid()
     }
 
     /// Opens the store. Leadership is given back when the store is dropped.
@@ -103,11 +85,15 @@ impl Lead {
         Compare::created(&self.names.leader, self.term)
     }
 
+    pub(super) fn hold(&self) -> &Hold {
+        &self.hold
+    }
+
     pub(super) fn release(&self) {
         if !self.keeper.stop() {
             return;
         }
-        self.validity.end();
+        self.hold.end();
         // Where this fails, the lease expires by itself.
         drop(self.client.revoke(self.lease));
     }
@@ -134,8 +120,8 @@ pub(super) fn lead(
             .try_into()
             .unwrap_or(i64::MAX),
     )?;
-    let validity = Arc::new(Validity::default());
-    validity.extend(sent, granted.ttl);
+    let hold = Hold::default();
+    hold.extend(sent, seconds(granted.ttl));
     let term = match take_key(client, names, granted.id, options) {
         Ok(term) => term,
         Err(error) => {
@@ -144,15 +130,14 @@ pub(super) fn lead(
             return Err(error);
         }
     };
-    let lease = Duration::from_secs(granted.ttl.try_into().unwrap_or_default());
     let keeper = {
-        let (client, validity, id) = (client.clone(), validity.clone(), granted.id);
-        Keeper::start(lease, move || {
+        let (client, hold, id) = (client.clone(), hold.clone(), granted.id);
+        Keeper::start(seconds(granted.ttl), move || {
             let sent = boottime::now();
             let ttl = client.keep_alive(id)?;
             match ttl > 0 {
-                true => validity.extend(sent, ttl),
-                false => validity.end(),
+                true => hold.extend(sent, seconds(ttl)),
+                false => hold.lose(),
             }
             Ok(ttl > 0)
         })?
@@ -162,9 +147,13 @@ pub(super) fn lead(
         names: names.clone(),
         lease: granted.id,
         term,
-        validity,
+        hold,
         keeper,
     })))
+}
+
+fn seconds(ttl: i64) -> Duration {
+    Duration::from_secs(ttl.try_into().unwrap_or_default())
 }
 
 /// Creates the key of the leader under this lease; returns the revision of that.
@@ -185,7 +174,10 @@ fn take_key(client: &Client, names: &Names, lease: i64, options: &Options) -> Re
         }
         match answer.take(0) {
             Some(leader) if options.take_over => client.revoke(leader.lease)?,
-            Some(_) => return Err(Error::InUse),
+            Some(leader) => {
+                let holder = String::from_utf8_lossy(&leader.value).into_owned();
+                return Err(Error::InUse(Some(holder)));
+            }
             None => return Err(Error::Corrupt("etcd has refused without a reason".into())),
         }
     }

@@ -17,6 +17,7 @@ use parking_lot::RwLock;
 
 use super::Options;
 use super::backend::{Applied, Backend, Limits, Page, Pairs};
+use super::hold::Hold;
 use super::mark::Mark;
 use super::plan::Plan;
 use super::store::Remote;
@@ -330,6 +331,10 @@ impl Backend for Etcd {
     fn settled(&self) {
         self.settled
             .store(self.seen.load(Ordering::SeqCst), Ordering::SeqCst);
+    }
+
+    fn hold(&self) -> &Hold {
+        self.lead.hold()
     }
 
     fn release(&self) {

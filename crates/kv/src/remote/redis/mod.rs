@@ -16,10 +16,11 @@ use std::time::Duration;
 use redis::Value;
 
 use super::backend::{Applied, Backend, Limits, Page};
+use super::hold::{Hold, Keeper};
 use super::mark::Mark;
 use super::plan::Plan;
 use super::store::Remote;
-use super::{Options, hold::Keeper};
+use super::{Options, boottime};
 use crate::{Entry, Error, Store, range};
 
 mod durability;
@@ -48,17 +49,27 @@ pub(super) fn open(
     let links = Links::new(server, options.patience)?;
     durability::check(&links, accepts_everysec)?;
     let names = Names::new(prefix);
-    let mark = take(&links, &names, options)?;
+    let hold = Hold::default();
+    let mark = take(&links, &names, &hold, options)?;
     let word = hold_word(&options.holder, &mark);
     let keeper = {
         let (links, names, word) = (links.sibling(), names.clone(), word.clone());
-        let lease = options.lease;
-        Keeper::start(lease, move || keep(&links, &names, &word, lease, &mark))?
+        let (lease, hold) = (options.lease, hold.clone());
+        Keeper::start(lease, move || {
+            let sent = boottime::now();
+            let is_kept = keep(&links, &names, &word, lease, &mark)?;
+            match is_kept {
+                true => hold.extend(sent, lease),
+                false => hold.lose(),
+            }
+            Ok(is_kept)
+        })?
     };
     let backend = Redis {
         links,
         names,
         word,
+        hold,
         keeper,
     };
     Ok(Box::new(Remote::new(backend, mark, options.patience)))
@@ -98,8 +109,9 @@ fn milliseconds(lease: Duration) -> String {
 }
 
 /// Sets a mark of a new holder.
-fn take(links: &Links, names: &Names, options: &Options) -> Result<Mark, Error> {
+fn take(links: &Links, names: &Names, hold: &Hold, options: &Options) -> Result<Mark, Error> {
     loop {
+        let sent = boottime::now();
         let held = bytes_of(links.call(|| redis::cmd("GET").arg(&names.mark).take())?)?;
         let number = match &held {
             Some(held) => Mark::decode(held)?.number,
@@ -115,12 +127,22 @@ fn take(links: &Links, names: &Names, options: &Options) -> Result<Mark, Error> 
             call.arg(if options.take_over { "1" } else { "0" });
         })?;
         match word(&took)? {
-            "done" => return Ok(mark),
-            "held" => return Err(Error::InUse),
+            "done" => {
+                hold.extend(sent, options.lease);
+                return Ok(mark);
+            }
+            "held" => return Err(Error::InUse(holder(links, names)?)),
             // A commit of the holder came between.
             _ => {}
         }
     }
+}
+
+/// Who holds the store, for people; `None` if nobody does any more.
+fn holder(links: &Links, names: &Names) -> Result<Option<String>, Error> {
+    let word = bytes_of(links.call(|| redis::cmd("GET").arg(&names.hold).take())?)?;
+    let word = word.map(|word| String::from_utf8_lossy(&word).into_owned());
+    Ok(word.and_then(|word| Some(word.rsplit_once(' ')?.0.to_string())))
 }
 
 /// Tells the server that the holder lives; false if somebody else holds the store.
@@ -143,6 +165,7 @@ struct Redis {
     links: Links,
     names: Names,
     word: String,
+    hold: Hold,
     keeper: Keeper,
 }
 
@@ -236,8 +259,13 @@ impl Backend for Redis {
 
     fn settled(&self) {}
 
+    fn hold(&self) -> &Hold {
+        &self.hold
+    }
+
     fn release(&self) {
         self.keeper.stop();
+        self.hold.end();
         // Where this fails, the hold expires by itself.
         drop(self.links.run(Script::Release, 0, |call| {
             call.arg(1).arg(&self.names.hold).arg(&self.word);
