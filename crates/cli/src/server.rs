@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use clap::Args;
-use forebay_server::Instance;
+use forebay_server::{Instance, ServerStore, StoreSetting};
 use forebay_wire::Key;
 use forebay_wire::net::{NetServer, NetServerConfig};
 
@@ -31,6 +31,8 @@ use crate::usage;
         "\n",
         "Nobody gets in without the key (`forebay keygen`). `forebay mount` shows the burst buffer on a node.\n",
         "After a crash or kill -9 the same command finds everything again and finishes what was under way.\n",
+        "With the records in a store on a server, another node takes them over by the same command, once\n",
+        "the addresses in the file are its own. It waits until the hold of a dead server is over (10 s).\n",
         "On its own node `forebay status --state DIR` shows the server, and `forebay down --state DIR` stops it;\n",
         "DIR is its `state` in the file.\n\n",
         "Examples:\n",
@@ -46,6 +48,10 @@ pub struct ServerArgs {
     /// Which of its servers this is
     #[arg(long, value_name = "N")]
     id: u16,
+    /// Take the records over from a server that cannot be reached: its node is cut off, or its
+    /// state folder is newer than this one (stores on a server only)
+    #[arg(long)]
+    take_over: bool,
     /// Return when it serves; log to STATE/forebay.log, process id in STATE/forebay.pid
     #[arg(long)]
     detach: bool,
@@ -78,6 +84,7 @@ fn start(args: &ServerArgs, readiness: &mut Readiness) -> Result<Exit, Failure> 
     }
     plan.settings.server = server.id;
     plan.settings.rack = cluster.rack(&server);
+    plan.settings.store = store(&cluster, args.take_over)?;
     plan.settings.holders = cluster.holders(&server, &key);
     let front = Network {
         cluster,
@@ -86,6 +93,21 @@ fn start(args: &ServerArgs, readiness: &mut Readiness) -> Result<Exit, Failure> 
         config,
     };
     start_planned(plan, &front, args.detached, readiness)
+}
+
+/// Where the records are.
+fn store(cluster: &Cluster, take_over: bool) -> Result<StoreSetting, Failure> {
+    match &cluster.store {
+        StoreSetting::Server(store) => Ok(StoreSetting::Server(ServerStore {
+            take_over,
+            ..store.clone()
+        })),
+        StoreSetting::Embedded if take_over => Err(Failure::fatal(
+            "--take-over: the records of this cluster are in the state folder (store = \"embedded\"), \
+             so that no other node can have them",
+        )),
+        StoreSetting::Embedded => Ok(StoreSetting::Embedded),
+    }
 }
 
 /// How it is started again.
@@ -148,8 +170,18 @@ impl Front for Network {
             .iter()
             .map(ToString::to_string)
             .collect();
+        let records = match &plan.settings.store {
+            StoreSetting::Embedded => String::new(),
+            StoreSetting::Server(store) => {
+                let loses = match store.location.accepts_loss() {
+                    true => ", which may lose its last two seconds when its node loses power",
+                    false => "",
+                };
+                format!(", records in {}{loses}", store.location)
+            }
+        };
         format!(
-            "server {} of {} serves {} at {}, with {} (process {})",
+            "server {} of {} serves {} at {}, with {}{records} (process {})",
             self.server.id,
             self.cluster.name,
             plan.settings.pfs.display(),

@@ -6,7 +6,7 @@
 
 use std::collections::HashSet;
 
-use forebay_kv::{Durability, Error, Store};
+use forebay_kv::{Durability, Error, Hold, Store};
 use forebay_types::ObjectId;
 use parking_lot::Mutex;
 
@@ -103,6 +103,10 @@ impl Log {
         }
         self.stability.flushed(before);
         Ok(Some(std::mem::take(&mut *self.unwritten.lock())))
+    }
+
+    pub(crate) fn hold(&self) -> Option<Hold> {
+        self.store.hold()
     }
 
     /// Whether the last record of a file survives a loss of power.

@@ -1,6 +1,6 @@
 //! A server's life: start, serve, stop.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
@@ -20,7 +20,7 @@ use crate::files::pages::WriteBack;
 use crate::files::{guard, inplace, unseen};
 use crate::integrity::{scrub, seal};
 use crate::lifecycle::facts::Facts;
-use crate::lifecycle::statefolder::open_store;
+use crate::lifecycle::statefolder::{open_store, store_of};
 use crate::lifecycle::{discard, monitor};
 use crate::opening::{OpenMode, open_rooms};
 use crate::orders::publication;
@@ -103,10 +103,18 @@ fn lives(rooms: &Arc<Rooms>) -> Result<Lives, StartError> {
 impl Instance {
     /// Opens the state, finishes what an earlier run left, and begins to serve.
     pub fn start(settings: Settings) -> Result<Arc<Instance>, StartError> {
+        Instance::start_telling(settings, &|line| tracing::info!("{line}"))
+    }
+
+    /// The same; `tell` hears what the start waits for, or does beyond what is usual.
+    pub fn start_telling(
+        settings: Settings,
+        tell: &dyn Fn(&str),
+    ) -> Result<Arc<Instance>, StartError> {
         let workers = settings.demotion.workers.max(1);
         // Modes come from clients, who have applied their own.
         rustix::process::umask(rustix::fs::Mode::empty());
-        let rooms = Arc::new(open_rooms(settings, OpenMode::Serve)?);
+        let rooms = Arc::new(open_rooms(settings, OpenMode::Serve, tell)?);
         let lives = lives(&rooms)?;
         rooms.base.ns().await_lives(lives.awaited());
         let instance = Arc::new(Instance {
@@ -462,20 +470,28 @@ pub struct FsckOrders {
     pub lost_tiers: Vec<String>,
 }
 
-/// Checks a state folder whose instance does not run. The caller holds its lock.
-pub fn fsck_offline(state: &Path, orders: &FsckOrders) -> Result<FsckReport, StartError> {
+/// Checks a state folder whose instance does not run. The caller holds its lock. `tell` hears what
+/// is waited for.
+pub fn fsck_offline(
+    state: &Path,
+    orders: &FsckOrders,
+    tell: &dyn Fn(&str),
+) -> Result<FsckReport, StartError> {
     let (dry_run, new_pfs) = (orders.dry_run, orders.new_pfs);
-    if !state.join("kv").is_dir() {
-        return Err(StartError::NoInstance(state.display().to_string()));
-    }
-    let store = open_store(state)?;
+    let mut settings = Settings::new(PathBuf::new(), None, state.to_path_buf());
+    settings.store = store_of(state)?;
+    let store = open_store(&settings, tell)?;
     let facts = match store.get(b"c/instance").map_err(failed("metadata store"))? {
         Some(bytes) => postcard::from_bytes::<Facts>(&bytes).map_err(failed("metadata store"))?,
         None => return Err(StartError::NoInstance(state.display().to_string())),
     };
     drop(store);
     let mode = OpenMode::Check { dry_run, new_pfs };
-    let rooms = open_rooms(facts.settings(state.to_path_buf()), mode)?;
+    let settings = Settings {
+        store: settings.store,
+        ..facts.settings(state.to_path_buf())
+    };
+    let rooms = open_rooms(settings, mode, tell)?;
     let given_up = rooms.lifecycle.give_up_tiers(&orders.lost_tiers, dry_run);
     let report = given_up.map(|found| {
         let mut report = rooms.lifecycle.fsck(dry_run, orders.checksums, false);

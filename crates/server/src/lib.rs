@@ -24,13 +24,14 @@ mod testing;
 mod threads;
 
 pub use base::settings::{
-    DemotionSettings, EngineSettings, HolderSetting, HolderWay, PathRule, ScrubSettings, Settings,
-    SsdSetting, Verify,
+    DemotionSettings, EngineSettings, HolderSetting, HolderWay, PathRule, ScrubSettings,
+    ServerStore, Settings, SsdSetting, StoreSetting, Verify,
 };
 pub use catalog::rules::check_rule;
 // For the fuzzer: patterns are an administrator's, the paths that they are compared with anybody's.
 #[doc(hidden)]
 pub use catalog::rules::Rules;
+pub use forebay_kv::Location as StoreLocation;
 pub use forebay_policy::publication::GroupMode;
 pub use forebay_tiers::MachineMemory;
 pub use instance::{FsckOrders, Instance, StopReason, StopSummary, fsck_offline};

@@ -46,14 +46,21 @@ pub enum OpenMode {
     },
 }
 
-/// Opens a state folder.
-pub fn open_rooms(settings: Settings, mode: OpenMode) -> Result<Rooms, StartError> {
-    let pfs = PfsTree::watched(&settings.pfs, settings.pfs_timeout)
+/// Opens a state folder. `tell` hears what is waited for.
+pub fn open_rooms(
+    settings: Settings,
+    mode: OpenMode,
+    tell: &dyn Fn(&str),
+) -> Result<Rooms, StartError> {
+    let mut pfs = PfsTree::watched(&settings.pfs, settings.pfs_timeout)
         .map_err(failed(format!("PFS {}", settings.pfs.display())))?;
     if !settings.demotion.unnamed {
         pfs.without_unnamed();
     }
-    let store = open_store(&settings.state)?;
+    let store = open_store(&settings, tell)?;
+    if let Some(hold) = store.hold() {
+        pfs.change_only_while(move || hold.is_valid());
+    }
     open_with(settings, mode, pfs, store, &mut |_| ())
 }
 

@@ -25,11 +25,11 @@ pub enum StartError {
     },
     /// The state was written by another version of Forebay.
     #[error(
-        "the state folder {state} holds {what} of version {found}, which this forebay does not read; start it with the forebay that made it, end that with `down --drain`, then go on with a new state folder"
+        "{place} holds {what} of version {found}, which this forebay does not read; start it with the forebay that made it, end that with `down --drain`, then go on with a new state folder"
     )]
     OtherVersion {
-        /// State folder.
-        state: String,
+        /// State folder, or a store on a server.
+        place: String,
         /// Which part.
         what: String,
         /// The version that was found.
@@ -72,6 +72,70 @@ pub enum StartError {
         name: String,
         /// Those that are known.
         known: Vec<String>,
+    },
+    /// The state folder's records are in another store.
+    #[error(
+        "the state folder {state} has its records in {was}, not in {now}; name that store again, or drain what is there (`down --drain`) and go on with a new state folder"
+    )]
+    OtherStore {
+        /// State folder.
+        state: String,
+        /// Where its records are.
+        was: String,
+        /// The store given.
+        now: String,
+    },
+    /// Somebody else holds the store, and lives.
+    #[error(
+        "metadata store {store}: held by {holder}; stop that server. If it cannot be reached, `forebay server --take-over` takes the store from it"
+    )]
+    StoreHeld {
+        /// The store.
+        store: String,
+        /// Who holds it.
+        holder: String,
+    },
+    /// The store does not answer.
+    #[error("metadata store {store}: {why}; does it run, and can this node reach it?")]
+    StoreSilent {
+        /// The store.
+        store: String,
+        /// What was met.
+        why: String,
+    },
+    /// The store has another cluster's records.
+    #[error(
+        "metadata store {store}: has the records of the cluster {cluster}; give {own} a store of its own, as with ?prefix={own}"
+    )]
+    StoreOfAnother {
+        /// The store.
+        store: String,
+        /// Whose records it has.
+        cluster: String,
+        /// The cluster that is started.
+        own: String,
+    },
+    /// Another state folder has taken the records over.
+    #[error(
+        "metadata store {store}: its records were taken over by {by}, and the state folder {state} is out of date; start that server, or take them over again: with a new state folder, or with `forebay server --take-over`"
+    )]
+    StoreTaken {
+        /// The store.
+        store: String,
+        /// State folder.
+        state: String,
+        /// Who has them.
+        by: String,
+    },
+    /// The records have gone.
+    #[error(
+        "metadata store {store}: has none of the records that the state folder {state} had there; was it emptied, or is it another one? Bring them back, or begin without them on a new state folder"
+    )]
+    StoreEmptied {
+        /// The store.
+        store: String,
+        /// State folder.
+        state: String,
     },
     /// The state folder holds no instance.
     #[error("the state folder {0} holds no instance")]

@@ -92,6 +92,8 @@ impl Rooms {
             descriptors_max: rustix::process::getrlimit(rustix::process::Resource::Nofile).current,
             pfs_silent_ms: (self.base.health().silent_for())
                 .map(|silent| silent.as_millis() as u64),
+            store: self.base.settings().store.to_string(),
+            store_failing: self.lifecycle.store_failing(),
             errors: self.base.errors().all(),
             errors_total: load(&self.base.counters().errors),
             conflicts,

@@ -110,7 +110,7 @@ impl Lab {
 
     fn fsck(&self, dry_run: bool) -> FsckReport {
         let state = self.scratch.path().join("state");
-        fsck_offline(&state, &orders(dry_run)).unwrap_or_else(|e| panic!("fsck: {e}"))
+        fsck_offline(&state, &orders(dry_run), &|_| ()).unwrap_or_else(|e| panic!("fsck: {e}"))
     }
 
     /// Content of every file but those of the store.

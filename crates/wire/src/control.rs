@@ -509,6 +509,10 @@ pub struct StatusBits {
     pub descriptors_max: Option<u64>,
     /// For how long the PFS has not answered, milliseconds; `None` while it does.
     pub pfs_silent_ms: Option<u64>,
+    /// Where the records are: `embedded`, or the URL of a store on a server, without a password.
+    pub store: String,
+    /// Why the records take no changes; `None` while they do.
+    pub store_failing: Option<String>,
     /// The last errors.
     pub errors: Vec<PathFailure>,
     /// Errors since the start.

@@ -7,12 +7,12 @@ use std::time::Duration;
 
 use forebay_policy::durability::Durability;
 use forebay_policy::links::Distribution;
-use forebay_server::SsdSetting;
+use forebay_server::{ServerStore, SsdSetting, StoreLocation, StoreSetting};
 use forebay_types::{format_duration, format_size};
 use toml::Spanned;
 
 use super::address::resolve;
-use super::config::{MountSettings, Server, Store};
+use super::config::{MountSettings, Server};
 use super::error::{ConfigError, Problem};
 use super::written::{Role, Section, Written, WrittenMount, WrittenServer};
 use crate::up::layers::ConfigFile;
@@ -21,6 +21,8 @@ use crate::up::values::{Count, Folder, Rate, Size, Ssd, Switch};
 
 /// Longest name of a cluster or rack: it is part of names of files and mounts.
 pub const NAME_BYTES_MAX: usize = 64;
+/// The records are in the state folder.
+const EMBEDDED: &str = "embedded";
 /// Sockets to one server: more than these only cost memory.
 const CONNECTIONS_MAX: usize = 64;
 const CONNECTIONS_DEFAULT: usize = 4;
@@ -43,7 +45,7 @@ pub struct Common {
     pub name: String,
     pub pfs: PathBuf,
     pub key: PathBuf,
-    pub store: Store,
+    pub store: StoreSetting,
     pub replicas: usize,
     pub encrypt: bool,
     pub squash_root: bool,
@@ -99,11 +101,12 @@ impl<'a> Checks<'a> {
             }
             None => LEASE_DEFAULT,
         };
+        let name = self.name(&section.name, "name of a cluster")?;
         Ok(Common {
-            name: self.name(&section.name, "name of a cluster")?,
             pfs: self.absolute(&section.pfs, "pfs")?,
             key: self.absolute(&section.key, "key")?,
-            store: self.store(section.store.as_ref())?,
+            store: self.store(section.store.as_ref(), &name)?,
+            name,
             replicas: self.replicas(section.replicas.as_ref())?,
             encrypt: section.encrypt.as_ref().is_some_and(|given| given.0),
             squash_root: section.squash_root.as_ref().is_some_and(|given| given.0),
@@ -122,18 +125,31 @@ impl<'a> Checks<'a> {
         }
     }
 
-    fn store(&self, given: Option<&Spanned<String>>) -> Result<Store, ConfigError> {
-        let Some(given) = given else {
-            return Ok(Store::Embedded);
+    /// A URL that gives no prefix has the cluster's name: clusters may share a server.
+    fn store(
+        &self,
+        given: Option<&Spanned<String>>,
+        cluster: &str,
+    ) -> Result<StoreSetting, ConfigError> {
+        let Some(given) = given.filter(|given| given.get_ref() != EMBEDDED) else {
+            return Ok(StoreSetting::Embedded);
         };
-        let text = given.get_ref();
-        let known = ["redis:", "rediss:", "valkey:", "etcd:"];
-        match text.as_str() {
-            "embedded" => Ok(Store::Embedded),
-            _ if known.iter().any(|scheme| text.starts_with(scheme)) => {
-                Err(self.at(given.span(), Problem::StoreNotYet(text.clone())))
-            }
-            _ => Err(self.at(given.span(), Problem::UnknownStore(text.clone()))),
+        let refuse = |problem| Err(self.at(given.span(), problem));
+        // What is no URL may still have a password in it.
+        let unknown = || {
+            let shown = given.get_ref().rsplit_once('@');
+            shown.map_or(given.get_ref().clone(), |(_, place)| format!("...@{place}"))
+        };
+        match StoreLocation::parse_for(cluster, given.get_ref()) {
+            // Only within the program: in this file it would be another way to say the same.
+            Ok(StoreLocation::Embedded(_)) => refuse(Problem::UnknownStore(unknown())),
+            Ok(location) => Ok(StoreSetting::Server(ServerStore {
+                location,
+                cluster: cluster.to_string(),
+                take_over: false,
+            })),
+            Err(_) if !given.get_ref().contains("://") => refuse(Problem::UnknownStore(unknown())),
+            Err(error) => refuse(Problem::Setting(error.to_string())),
         }
     }
 

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use forebay_policy::links::Distribution;
-use forebay_server::SsdSetting;
+use forebay_server::{SsdSetting, StoreSetting};
 
 use super::address::is_here;
 use super::checks::Checks;
@@ -30,7 +30,7 @@ pub struct Cluster {
     /// The file with the cluster's key, on every node; absolute.
     pub key: PathBuf,
     /// Where records are kept. Default: `embedded`.
-    pub store: Store,
+    pub store: StoreSetting,
     /// Copies of undrained data. Default, and in this version always: 1.
     pub replicas: usize,
     /// Data is encrypted; a server takes it from another machine in no other way. Default: false;
@@ -51,13 +51,6 @@ pub struct Cluster {
     pub mount: MountSettings,
     shared: Given,
     path: PathBuf,
-}
-
-/// Where records are kept.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Store {
-    /// In the state folder of the metadata server.
-    Embedded,
 }
 
 /// One `[[server]]`. It has at least one role.

@@ -53,7 +53,10 @@ fn defaults() {
     assert_eq!(cluster.name, "bb0");
     assert_eq!(cluster.pfs, Path::new("/scratch"));
     assert_eq!(cluster.key, Path::new("/etc/forebay/bb0.key"));
-    assert_eq!((&cluster.store, cluster.replicas), (&Store::Embedded, 1));
+    assert_eq!(
+        (&cluster.store, cluster.replicas),
+        (&StoreSetting::Embedded, 1)
+    );
     assert!(!cluster.encrypt);
     assert!(!cluster.squash_root);
     assert_eq!(cluster.lease, Duration::from_secs(30));
@@ -106,6 +109,47 @@ fn everything_can_be_said() {
     assert_eq!(plan.settings.dram_bytes, server.dram_bytes);
     assert_eq!(plan.settings.ssd, server.ssd);
     assert!(plan.allow_other && plan.threads == 4);
+}
+
+#[test]
+fn a_store_that_is_none_is_refused_without_its_password() {
+    let name = "name = \"bb0\"";
+    let with = |more: &str| refused_with(name, &format!("{name}\n{more}"));
+    assert_eq!(
+        with("store = \"redis://:secret@h:0/0\""),
+        "line 3: store \"redis://...@h:0/0\": a port is a number from 1 to 65535"
+    );
+    assert!(with("store = \"rediss://h\"").contains("write redis://"));
+    assert!(with("store = \"etcd://h:2379/0\"").contains("nothing comes behind the hosts"));
+    let shown = with("store = \"redis:u:secret@h\"");
+    assert!(
+        shown.starts_with("line 3: unknown store \"...@h\";"),
+        "{shown}"
+    );
+    for unknown in ["sqlite", "embedded:/dir"] {
+        assert_eq!(
+            with(&format!("store = \"{unknown}\"")),
+            format!(
+                "line 3: unknown store \"{unknown}\"; it is \"embedded\", \
+                 \"redis://HOST:PORT/DB\" or \"etcd://HOST:PORT,HOST:PORT\""
+            )
+        );
+    }
+}
+
+#[test]
+fn a_store_on_a_server_has_the_clusters_name_unless_told() {
+    let with = |url: &str| {
+        let store = format!("name = \"bb0\"\nstore = \"{url}\"");
+        let text = format!("{SECTION}{SERVER}").replace("name = \"bb0\"", &store);
+        let cluster = read(&text).expect("valid");
+        assert!(!format!("{cluster:?}").contains("secret"));
+        cluster.store.to_string()
+    };
+    assert_eq!(with("embedded"), "embedded");
+    assert_eq!(with("redis://u:secret@h"), "redis://h:6379/0?prefix=bb0");
+    assert_eq!(with("valkey://h/2?prefix=x"), "redis://h:6379/2?prefix=x");
+    assert_eq!(with("etcd://h,i:7"), "etcd://h:2379,i:7?prefix=bb0");
 }
 
 #[test]
@@ -249,15 +293,6 @@ fn the_cluster_section() {
         "line 4: key 'bb0.key' is relative",
     );
     let with = |more: &str| refused_with(name, &format!("{name}\n{more}"));
-    assert_eq!(
-        with("store = \"redis://h:6379/0\""),
-        "line 3: store \"redis://h:6379/0\" is not in this version; use \"embedded\""
-    );
-    assert!(with("store = \"etcd://h:2379\"").contains("is not in this version"));
-    assert_eq!(
-        with("store = \"sqlite\""),
-        "line 3: unknown store \"sqlite\"; it is \"embedded\""
-    );
     assert_eq!(
         with("replicas = 2"),
         "line 3: replicas = 2 is not in this version; use 1"

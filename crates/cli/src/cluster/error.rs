@@ -53,10 +53,10 @@ pub enum Problem {
     Name(String, &'static str),
     #[error("{key} '{}' is relative; the file is the same on every node, so give it an absolute path", .path.display())]
     Relative { key: &'static str, path: PathBuf },
-    #[error("unknown store \"{0}\"; it is \"embedded\"")]
+    #[error(
+        "unknown store \"{0}\"; it is \"embedded\", \"redis://HOST:PORT/DB\" or \"etcd://HOST:PORT,HOST:PORT\""
+    )]
     UnknownStore(String),
-    #[error("store \"{0}\" is not in this version; use \"embedded\"")]
-    StoreNotYet(String),
     #[error("replicas is {0}; it is the number of copies, 1 and more")]
     Replicas(usize),
     #[error("replicas = {0} is not in this version; use 1")]

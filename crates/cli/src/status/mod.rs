@@ -119,6 +119,9 @@ pub fn render(bits: &StatusBits) -> String {
         "fsync promises {}, policy {}, kernel passthrough {passthrough}, forebay {}\n",
         bits.durability, bits.policy, bits.version
     );
+    if bits.store != "embedded" {
+        let _ = writeln!(page, "records in {}\n", bits.store);
+    }
     page.push_str(&tiers_table(bits).render());
     if let Some(ms) = bits.pfs_silent_ms {
         let silent = format_duration(Duration::from_secs(ms / 1000));
@@ -126,6 +129,9 @@ pub fn render(bits: &StatusBits) -> String {
             page,
             "\nthe PFS has not answered for {silent}: what is in the burst buffer is served, the drain waits"
         );
+    }
+    if let Some(why) = &bits.store_failing {
+        let _ = writeln!(page, "\nthe metadata store: {why}");
     }
     let _ = writeln!(page, "\nundrained  {}", undrained_line(bits));
     let _ = writeln!(

@@ -56,6 +56,8 @@ pub fn to_json(bits: &StatusBits) -> Value {
         "held_files": bits.held_files,
         "stopping": bits.stopping,
         "descriptors_max": bits.descriptors_max,
+        "store": bits.store,
+        "store_failing": bits.store_failing,
         "errors": json::failures(mount_of(bits), &[], &bits.errors),
         "errors_total": bits.errors_total,
         "conflicts": bits.conflicts.iter().map(|c| conflict_json(mount_of(bits), c)).collect::<Value>(),

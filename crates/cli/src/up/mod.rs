@@ -158,11 +158,7 @@ pub fn start_with(
             tracing::info!("up to {most} descriptors");
         }
         for warning in &ground.warnings {
-            // Standard error is still the user's, detached or not; a log is for later.
-            out::complain(warning);
-            if detached {
-                tracing::warn!("{warning}");
-            }
+            run::tell_early(detached, warning);
         }
         // A detached one was started as /proc/self/exe, and would be called `exe`.
         if let Err(error) = rustix::thread::set_name(c"forebay") {

@@ -40,7 +40,8 @@ pub fn serve(
     let note = Note::begin(&plan.settings.state);
     note_command(&plan.settings.state, front);
     let instance =
-        Instance::start(plan.settings.clone()).map_err(|e| Failure::fatal(e.to_string()))?;
+        Instance::start_telling(plan.settings.clone(), &|line| tell_early(detached, line))
+            .map_err(|e| Failure::fatal(e.to_string()))?;
     // Nobody else sets `served`.
     let _ = served.set(instance.clone());
     let outcome = open_and_wait(plan, front, &instance, &supervisor, announce);
@@ -192,6 +193,14 @@ pub fn tell(detached: bool, line: &str) {
     }
 }
 
+/// To the user of a start, who still has standard error where it is detached, and to the log.
+pub fn tell_early(detached: bool, line: &str) {
+    out::complain(line);
+    if detached {
+        tracing::warn!("{line}");
+    }
+}
+
 /// The status, asked as the owner would ask.
 fn status(service: &dyn Service) -> Option<StatusBits> {
     let peer = Peer {
@@ -223,6 +232,6 @@ fn stopping_line(state: &Path, bits: Option<StatusBits>) -> String {
 
 /// Checks and repairs a burst buffer that does not run; the caller holds its lock.
 pub fn fsck_offline(state: &Path, orders: &FsckOrders) -> Result<FsckReport, Failure> {
-    let report = forebay_server::fsck_offline(state, orders);
+    let report = forebay_server::fsck_offline(state, orders, &out::complain);
     report.map_err(|error| Failure::fatal(error.to_string()))
 }

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use forebay_kv::Durability;
+use forebay_kv::{Durability, Hold};
 use forebay_tiers::{PIECE_BYTES_MIN, Sums};
 use forebay_types::{Ino, ObjectId, failpoint};
 
@@ -264,6 +264,11 @@ impl Namespace {
         self.sync()?;
         self.end_unrecorded()?;
         Ok(true)
+    }
+
+    /// Of records in a store on a server: until when that is surely this process's.
+    pub fn store_hold(&self) -> Option<Hold> {
+        self.store.hold()
     }
 
     /// The PFS has done what cannot be recorded now. The change counts as done, for there is no way

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use forebay_kv::Location;
 use forebay_policy::demotion::PlacementPolicy;
 use forebay_policy::durability::Durability;
 use forebay_policy::engine::Bandwidths;
@@ -205,6 +206,36 @@ impl Default for ScrubSettings {
     }
 }
 
+/// Where the records are.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum StoreSetting {
+    /// In the state folder.
+    Embedded,
+    /// In a store on a server.
+    Server(ServerStore),
+}
+
+/// A store on a server.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ServerStore {
+    /// Where it is; with a password, if it has one, which is never shown.
+    pub location: Location,
+    /// The cluster whose records it has.
+    pub cluster: String,
+    /// Takes the store from a server that holds it, by a person's order.
+    pub take_over: bool,
+}
+
+/// As people are shown it, without a password.
+impl fmt::Display for StoreSetting {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            StoreSetting::Embedded => f.write_str("embedded"),
+            StoreSetting::Server(store) => store.location.fmt(f),
+        }
+    }
+}
+
 /// Everything a server is started with.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Settings {
@@ -215,6 +246,8 @@ pub struct Settings {
     pub mount: Option<PathBuf>,
     /// State folder; exists, and the caller holds its lock.
     pub state: PathBuf,
+    /// Where the records are.
+    pub store: StoreSetting,
     /// Size of the memory tier, bytes.
     pub dram_bytes: Option<u64>,
     /// Flash directories.
@@ -268,6 +301,7 @@ impl Settings {
             pfs,
             mount: mount.into(),
             state,
+            store: StoreSetting::Embedded,
             dram_bytes: None,
             ssd: Vec::new(),
             server: 0,

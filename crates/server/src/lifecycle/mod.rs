@@ -8,11 +8,13 @@ pub(crate) mod facts;
 pub(crate) mod lost;
 pub(crate) mod monitor;
 pub(crate) mod nameless;
+pub(crate) mod onserver;
 pub(crate) mod orphans;
 pub(crate) mod pfsmark;
 pub(crate) mod probe;
 pub(crate) mod recovery;
 pub(crate) mod statefolder;
+pub(crate) mod storenote;
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -44,6 +46,8 @@ pub struct Lifecycle {
     boot: Boot,
     /// Tiers of files whose objects this start could not look at, one entry for each.
     unreadable: Mutex<Vec<TierId>>,
+    /// Why the records take no changes.
+    store_failing: Mutex<Option<String>>,
     /// Names of files by which nodes look whether they see the same PFS.
     probes: Mutex<HashSet<Vec<u8>>>,
 }
@@ -63,6 +67,7 @@ impl Lifecycle {
             ns: drain.base().ns().clone(),
             boot,
             unreadable: Mutex::default(),
+            store_failing: Mutex::default(),
             probes: Mutex::default(),
             base: drain.base().clone(),
             catalog: drain.catalog().clone(),
@@ -70,6 +75,11 @@ impl Lifecycle {
             integrity: drain.integrity().clone(),
             files: files.clone(),
         }
+    }
+
+    /// Why the records take no changes; `None` while they do.
+    pub fn store_failing(&self) -> Option<String> {
+        self.store_failing.lock().clone()
     }
 
     /// Checks everything, and removes what the check has left nameless: see [`Integrity::fsck`].

@@ -4,6 +4,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use forebay_namespace::NsError;
 use forebay_tiers::TierKind;
 use forebay_types::{Errno, TierId};
 
@@ -98,22 +99,54 @@ pub fn watch_holders(lifecycle: &Arc<Lifecycle>) {
 }
 
 /// Opens the store again if storage has failed it and takes writes again. Records that failed are
-/// in memory. Whether it takes writes.
+/// in memory. Whether it takes writes. One that never will again is the end of the server.
 fn mend_store(lifecycle: &Lifecycle) -> bool {
     let find = |object| lifecycle.buffer.table().read().get(&object).cloned();
-    match lifecycle.ns.mend(&find) {
+    let mended = lifecycle.ns.mend(&find);
+    let failing = match &mended {
+        Ok(_) => silence_of_store(lifecycle),
+        Err(error) => Some(format!(
+            "it takes no changes: {error}; tried again until it does"
+        )),
+    };
+    match &mended {
         Ok(mended) => {
-            if mended {
+            if *mended {
                 tracing::info!("the metadata store was opened again, and has all records");
+            }
+            let was_failing = lifecycle.store_failing.lock().is_some();
+            if *mended || (was_failing && failing.is_none()) {
                 lifecycle.base.errors().clear(STORE);
             }
-            true
         }
-        Err(error) => {
-            let reason = format!("it takes no changes: {error}; tried again until there is room");
-            lifecycle.base.report(STORE.to_vec(), error.errno(), reason);
-            false
-        }
+        Err(error) if is_for_good(lifecycle, error) => end_without_store(lifecycle, error),
+        Err(_) => {}
+    }
+    if let Some(reason) = &failing {
+        let errno = mended.as_ref().err().map_or(Errno::EIO, NsError::errno);
+        lifecycle.base.report(STORE.to_vec(), errno, reason.clone());
+    }
+    *lifecycle.store_failing.lock() = failing;
+    mended.is_ok()
+}
+
+/// A store on a server that does not answer for as long as the hold on it is valid.
+fn silence_of_store(lifecycle: &Lifecycle) -> Option<String> {
+    let hold = lifecycle.ns.store_hold()?;
+    (!hold.is_valid()).then(|| "its server does not answer; tried again until it does".to_string())
+}
+
+/// Only a start, which reads all of it, makes such a store well.
+fn is_for_good(lifecycle: &Lifecycle, error: &NsError) -> bool {
+    use forebay_kv::Error;
+    let ends = matches!(error, NsError::Store(Error::Lost | Error::Corrupt(_)));
+    ends && lifecycle.ns.store_hold().is_some()
+}
+
+fn end_without_store(lifecycle: &Lifecycle, error: &NsError) {
+    let life = lifecycle.base.life();
+    if !life.is_broken() {
+        life.broke(format!("{error} ({})", lifecycle.settings.store));
     }
 }
 

@@ -9,8 +9,13 @@ use std::time::{Duration, Instant};
 use forebay_kv::Store;
 use forebay_tiers::make_private;
 
-use crate::starterror::StartError;
+use crate::base::settings::{ServerStore, Settings, StoreSetting};
+use crate::lifecycle::onserver::Opening;
+use crate::lifecycle::storenote::{Standing, StoreNote};
+use crate::starterror::{StartError, failed};
 
+/// The embedded store.
+const KV: &str = "kv";
 /// Says what made the folder.
 const MARKER: &str = "forebay-state";
 const HEAD: &str = "forebay state\nversion ";
@@ -23,36 +28,98 @@ const MARKER_BYTES_MAX: u64 = 256;
 const LET_GO_WITHIN: Duration = Duration::from_secs(10);
 
 /// The metadata store of a state folder of a version that this Forebay knows; made where there is
-/// none.
-pub fn open_store(state: &Path) -> Result<Box<dyn Store>, StartError> {
+/// none. `tell` hears what is waited for.
+pub fn open_store(settings: &Settings, tell: &dyn Fn(&str)) -> Result<Box<dyn Store>, StartError> {
+    let state = &*settings.state;
     let shown = state.display().to_string();
-    let failed = |error: io::Error| StartError::Failed {
-        what: format!("state folder {shown}"),
-        why: error.to_string(),
-    };
-    let other = |what: &str, found: String| StartError::OtherVersion {
+    let other_store = |was: &str| StartError::OtherStore {
         state: shown.clone(),
-        what: what.to_string(),
-        found,
+        was: was.to_string(),
+        now: settings.store.to_string(),
     };
-    match found_version(state).map_err(failed)? {
-        Some(found) if found != VERSION => return Err(other("records", found)),
-        Some(_) => {}
-        None if is_filled(&state.join("kv")) => {
-            return Err(other("records", VERSION_BEFORE_MARKERS.to_string()));
+    let found = known_version(state)?;
+    let is_filled = is_filled(&state.join(KV));
+    match &settings.store {
+        StoreSetting::Embedded => {
+            let note = StoreNote::read(state).map_err(failed(format!("state folder {shown}")))?;
+            if let Some(note) = note {
+                return Err(other_store(&note.location.to_string()));
+            }
+            mark_unless(found, state)?;
+            open_embedded(state)
         }
-        None => mark(state).map_err(failed)?,
+        StoreSetting::Server(_) if is_filled => Err(other_store("itself (embedded)")),
+        StoreSetting::Server(wanted) => {
+            mark_unless(found, state)?;
+            let opening = Opening {
+                state,
+                wanted,
+                version: VERSION,
+                server: settings.server,
+                tell,
+            };
+            opening.open()
+        }
     }
-    let kv = state.join("kv");
-    make_private(&kv).map_err(failed)?;
-    let opened = open_when_let_go(&kv);
-    opened.map_err(|error| match error {
-        forebay_kv::Error::Version { found } => other("metadata store", found),
+}
+
+/// Where the records of a state folder are, by its own word.
+///
+/// # Errors
+/// [`StartError::NoInstance`] if it has none.
+pub fn store_of(state: &Path) -> Result<StoreSetting, StartError> {
+    let shown = state.display().to_string();
+    let note = StoreNote::read(state).map_err(failed(format!("state folder {shown}")))?;
+    match note {
+        Some(note) if note.standing == Standing::Had => Ok(StoreSetting::Server(ServerStore {
+            location: note.location,
+            cluster: note.cluster,
+            take_over: false,
+        })),
+        None if state.join(KV).is_dir() => Ok(StoreSetting::Embedded),
+        _ => Err(StartError::NoInstance(shown)),
+    }
+}
+
+fn open_embedded(state: &Path) -> Result<Box<dyn Store>, StartError> {
+    let kv = state.join(KV);
+    make_private(&kv).map_err(failed(format!("state folder {}", state.display())))?;
+    open_when_let_go(&kv).map_err(|error| match error {
+        forebay_kv::Error::Version { found } => other(state, "metadata store", found),
         error => StartError::Failed {
             what: format!("metadata store {}", kv.display()),
             why: error.to_string(),
         },
     })
+}
+
+fn other(state: &Path, what: &str, found: String) -> StartError {
+    StartError::OtherVersion {
+        place: format!("the state folder {}", state.display()),
+        what: what.to_string(),
+        found,
+    }
+}
+
+/// What the marker says, which is [`VERSION`], or that the folder is new.
+fn known_version(state: &Path) -> Result<Option<String>, StartError> {
+    let found =
+        found_version(state).map_err(failed(format!("state folder {}", state.display())))?;
+    match found {
+        Some(found) if found != VERSION => Err(other(state, "records", found)),
+        None if is_filled(&state.join(KV)) => {
+            let before = VERSION_BEFORE_MARKERS.to_string();
+            Err(other(state, "records", before))
+        }
+        found => Ok(found),
+    }
+}
+
+fn mark_unless(found: Option<String>, state: &Path) -> Result<(), StartError> {
+    match found {
+        Some(_) => Ok(()),
+        None => mark(state).map_err(failed(format!("state folder {}", state.display()))),
+    }
 }
 
 /// A process that ends lets go of its files one after the other: of the lock of the state folder,
@@ -111,6 +178,10 @@ mod tests {
     #[test]
     fn a_folder_of_another_version_is_refused_in_one_line() {
         let folder = tempfile::tempdir().expect("tempdir");
+        let open_store = |state: &Path| {
+            let settings = Settings::new("/".into(), None, state.into());
+            super::open_store(&settings, &|_| ())
+        };
         drop(open_store(folder.path()).expect("new"));
         drop(open_store(folder.path()).expect("of this version"));
         let refused = |part: &str| {

@@ -32,7 +32,7 @@ fn child_checks_until_it_is_killed() {
         return;
     };
     failpoint::arm_from_environment().expect("a point");
-    let report = fsck_offline(&state, &orders(false));
+    let report = fsck_offline(&state, &orders(false), &|_| ());
     panic!("the point was not hit: {report:?}");
 }
 
