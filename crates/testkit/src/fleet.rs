@@ -12,6 +12,7 @@ use tempfile::TempDir;
 use crate::nodes::{Node, Nodes};
 use crate::process::{Output, run_bounded, wait_bounded};
 use crate::program::bare_command;
+use crate::storeserver::{StoreKind, StoreServer};
 use crate::wait::{LONG, wait_until};
 
 /// Where the server listens.
@@ -41,9 +42,17 @@ impl Running {
 pub struct Fleet {
     server: Running,
     data: Vec<Running>,
+    /// Servers that another has been started beside.
+    old: Vec<Running>,
     mounts: Vec<Running>,
+    store: Option<StoreServer>,
     nodes: Nodes,
+    /// Where the server is.
+    server_node: usize,
+    /// The name of its state folder.
+    state: String,
     cluster: String,
+    config: String,
     base: PathBuf,
     _folder: TempDir,
 }
@@ -59,28 +68,70 @@ impl Fleet {
     /// The same; `cluster` is added to the section `[cluster]`.
     #[track_caller]
     pub fn of_cluster(mounts: usize, cluster: &str, config: &str) -> Fleet {
-        Fleet::of(mounts, false, cluster, config)
+        let mut fleet = Fleet::prepare(mounts, mounts + 1, cluster, config);
+        fleet.start_all();
+        fleet
     }
 
     /// A server, and so many further nodes with a mount and a data server each, which has memory
     /// and flash.
     #[track_caller]
     pub fn of_data_servers(nodes: usize, config: &str) -> Fleet {
-        Fleet::of(nodes, true, "", config)
+        let mut fleet = Fleet::prepare(nodes, nodes + 1, "", config);
+        for node in 1..=nodes {
+            fleet.config += &fleet.data_server_section(node);
+        }
+        fleet.rewrite_config();
+        for node in 1..=nodes {
+            std::fs::create_dir(fleet.flash(node)).expect("mkdir");
+            fleet.start_data(node, "this boot");
+        }
+        fleet.start_all();
+        fleet
     }
 
+    /// As [`Fleet::new`], with the records in a store on a node of its own, behind those of the
+    /// mounts. `options` are those of the store's URL. The server is not started yet.
     #[track_caller]
-    fn of(mounts: usize, with_data: bool, cluster: &str, config: &str) -> Fleet {
+    pub fn with_store(kind: StoreKind, mounts: usize, options: &str, config: &str) -> Fleet {
+        let mut fleet = Fleet::prepare(mounts, mounts + 2, "", config);
+        let server = StoreServer::start_on(kind, fleet.store_node(), &[]);
+        fleet.use_store(&server.url(options));
+        fleet.store = Some(server);
+        fleet
+    }
+
+    /// Writes this store into the cluster's file.
+    pub fn use_store(&mut self, url: &str) {
+        self.cluster = format!("store = \"{url}\"");
+        self.rewrite_config();
+    }
+
+    /// Starts the server and all mounts on further nodes.
+    #[track_caller]
+    pub fn start_all(&mut self) {
+        self.start_server();
+        for node in 1..self.mounts.len() {
+            self.mount(node, &[]);
+        }
+    }
+
+    fn prepare(mounts: usize, nodes: usize, cluster: &str, config: &str) -> Fleet {
         let folder = TempDir::with_prefix("forebay-fleet-").expect("temporary folder");
         let base = std::fs::canonicalize(folder.path()).expect("canonical");
         for name in ["pfs", "run"] {
             std::fs::create_dir(base.join(name)).expect("mkdir");
         }
-        let mut fleet = Fleet {
+        let fleet = Fleet {
             server: Running(None),
             data: (0..=mounts).map(|_| Running(None)).collect(),
+            old: Vec::new(),
+            store: None,
+            server_node: 0,
+            state: "state".into(),
+            config: config.replace("{base}", &base.display().to_string()),
             mounts: (0..=mounts).map(|_| Running(None)).collect(),
-            nodes: Nodes::new(mounts + 1),
+            nodes: Nodes::new(nodes),
             cluster: cluster.to_string(),
             base,
             _folder: folder,
@@ -91,33 +142,53 @@ impl Fleet {
         let key = fleet.base.join("key");
         let keygen = fleet.run(0, &["keygen".as_ref(), key.as_ref()]);
         assert_eq!(keygen.code, 0, "{keygen:?}");
-        let mut config = config.to_string();
-        if with_data {
-            (1..=mounts).for_each(|node| config += &fleet.data_server_section(node));
-        }
-        fleet.write_config("cluster.toml", "fleet", &config);
-        if with_data {
-            for node in 1..=mounts {
-                std::fs::create_dir(fleet.flash(node)).expect("mkdir");
-                fleet.start_data(node, "this boot");
-            }
-        }
-        fleet.start_server();
-        for node in 1..=mounts {
-            fleet.mount(node, &[]);
-        }
+        fleet.rewrite_config();
         fleet
+    }
+
+    fn rewrite_config(&self) {
+        self.write_config("cluster.toml", "fleet", &self.config);
+    }
+
+    /// The node of the store.
+    pub fn store_node(&self) -> &Node {
+        &self.nodes[self.nodes.count() - 1]
+    }
+
+    /// The store of the records.
+    #[track_caller]
+    pub fn store(&mut self) -> &mut StoreServer {
+        self.store.as_mut().expect("started with with_store")
+    }
+
+    /// Starts the store again where it was.
+    #[track_caller]
+    pub fn restart_store(&mut self) {
+        let node = &self.nodes[self.nodes.count() - 1];
+        let store = self.store.as_mut().expect("started with with_store");
+        assert!(store.run_on(node), "{}", store.log());
+    }
+
+    /// From now on the cluster's server is on this node, with a state folder of this name. One
+    /// that runs goes on, as the old one.
+    pub fn server_elsewhere(&mut self, node: usize, state: &str) {
+        let server = std::mem::replace(&mut self.server, Running(None));
+        self.old.push(server);
+        self.server_node = node;
+        self.state = state.into();
+        self.rewrite_config();
     }
 
     /// Writes a cluster's file with this name for the cluster.
     pub fn write_config(&self, file: &str, name: &str, config: &str) -> PathBuf {
         let (base, cluster) = (self.base.display(), &self.cluster);
-        let address = self.nodes[0].socket_address(PORT);
+        let address = self.nodes[self.server_node].socket_address(PORT);
+        let state = &self.state;
         let path = self.base.join(file);
         let text = format!(
             "[cluster]\nname = \"{name}\"\npfs = \"{base}/pfs\"\nkey = \"{base}/key\"\nlease = \"5s\"\n\
              {cluster}\n[[server]]\nid = 1\nroles = [\"metadata\", \"data\"]\naddresses = [\"{address}\"]\n\
-             state = \"{base}/state\"\ndram = \"128MiB\"\n{config}\n"
+             state = \"{base}/{state}\"\ndram = \"128MiB\"\n{config}\n"
         );
         std::fs::write(&path, text).expect("configuration");
         path
@@ -195,6 +266,11 @@ impl Fleet {
         self.base.join(format!("mnt{node}")).join(path.as_ref())
     }
 
+    /// The state folder of the server.
+    pub fn state(&self) -> PathBuf {
+        self.base.join(&self.state)
+    }
+
     fn config(&self) -> PathBuf {
         self.base.join("cluster.toml")
     }
@@ -249,11 +325,30 @@ impl Fleet {
     /// Starts the server, on what it has left.
     #[track_caller]
     pub fn start_server(&mut self) {
+        self.begin_server(&[]);
+        self.await_server();
+    }
+
+    /// Starts the server with these flags, and does not wait until it serves.
+    pub fn begin_server(&mut self, flags: &[&str]) {
         let config = self.config();
-        let line = ["server".as_ref(), "--config".as_ref(), config.as_os_str()];
-        let id: [&OsStr; 2] = ["--id".as_ref(), "1".as_ref()];
-        self.server = self.start(0, "server.log", &[&line[..], &id[..]].concat());
-        let pid = self.base.join("state/forebay.pid");
+        let line = server_line(&config, flags);
+        self.server = self.start(self.server_node, "server.log", &line);
+    }
+
+    /// Runs a server with these flags that is to be refused, beside one that may run.
+    #[track_caller]
+    pub fn refused_server(&self, flags: &[&str]) -> String {
+        let config = self.config();
+        let refused = self.run(self.server_node, &server_line(&config, flags));
+        assert_eq!(refused.code, 1, "{refused:?}");
+        refused.stderr
+    }
+
+    /// Waits until the server serves.
+    #[track_caller]
+    pub fn await_server(&mut self) {
+        let pid = self.state().join("forebay.pid");
         let own = self.server.pid().as_raw_nonzero().to_string();
         wait_until("the server serves", || {
             std::fs::read_to_string(&pid).is_ok_and(|text| text.trim() == own)
@@ -263,6 +358,26 @@ impl Fleet {
     /// Kills the server without a word.
     pub fn kill_server(&mut self) {
         self.server.kill();
+    }
+
+    /// Waits for the end of the server by itself: its exit code.
+    #[track_caller]
+    pub fn wait_server(&mut self) -> Option<i32> {
+        let mut child = self.server.0.take().expect("it runs");
+        wait_bounded(&mut child, LONG)?.code()
+    }
+
+    /// Stops or continues the last server that another was started beside.
+    #[track_caller]
+    pub fn signal_old(&self, signal: Signal) {
+        kill_process(self.old.last().expect("one").pid(), signal).expect("signal");
+    }
+
+    /// Waits for its end by itself: its exit code.
+    #[track_caller]
+    pub fn wait_old(&mut self) -> Option<i32> {
+        let mut child = self.old.pop().and_then(|old| old.0).expect("it runs");
+        wait_bounded(&mut child, LONG)?.code()
     }
 
     /// Ends the server in order, as `systemctl stop` does.
@@ -333,15 +448,27 @@ impl Fleet {
     /// What `forebay status --json` says on the server's node.
     #[track_caller]
     pub fn status(&self) -> serde_json::Value {
-        let state = self.base.join("state");
+        let state = self.state();
         let args: [&OsStr; 4] = [
             "status".as_ref(),
             "--json".as_ref(),
             "--state".as_ref(),
             state.as_ref(),
         ];
-        self.run(0, &args).ok().json()
+        self.run(self.server_node, &args).ok().json()
     }
+}
+
+fn server_line<'a>(config: &'a Path, flags: &[&'a str]) -> Vec<&'a OsStr> {
+    let line: [&OsStr; 5] = [
+        "server".as_ref(),
+        "--config".as_ref(),
+        config.as_os_str(),
+        "--id".as_ref(),
+        "1".as_ref(),
+    ];
+    let flags = flags.iter().map(|flag| OsStr::new(*flag));
+    line.into_iter().chain(flags).collect()
 }
 
 impl Drop for Fleet {
@@ -362,9 +489,15 @@ impl Drop for Fleet {
         self.server.kill();
         for node in 0..self.data.len() {
             self.kill_data(node);
-            let _ = unmount(self.data_state(node).join("dram"), UnmountFlags::DETACH);
         }
-        // Without a memory tier nothing is mounted there.
-        let _ = unmount(self.base.join("state/dram"), UnmountFlags::DETACH);
+        self.old.iter_mut().for_each(Running::kill);
+        for entry in std::fs::read_dir(&self.base)
+            .into_iter()
+            .flatten()
+            .flatten()
+        {
+            // Only state folders have one, and not all of them.
+            let _ = unmount(entry.path().join("dram"), UnmountFlags::DETACH);
+        }
     }
 }

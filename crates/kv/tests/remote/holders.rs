@@ -207,6 +207,25 @@ fn a_standby_of_etcd_leads_when_the_leader_has_gone() {
 }
 
 #[test]
+fn a_redis_that_wants_another_password_is_not_asked_again() {
+    let server = Server::start_with(Kind::Redis, &["--requirepass", "right"]);
+    let url = server.url(&prefix());
+    let with = |login: &str| url.replace("redis://", &format!("redis://{login}"));
+    drop(open_url(&with(":right@"), &Options::default()).expect("it opens"));
+    for login in ["", ":wrong@", "nobody:wrong@"] {
+        match open_url(&with(login), &Options::default()) {
+            Err(Error::Setup(said)) => {
+                assert!(
+                    said.contains("refuses access") && !said.contains("wrong"),
+                    "{said}"
+                );
+            }
+            other => panic!("{login}: {:?}", other.err()),
+        }
+    }
+}
+
+#[test]
 fn a_redis_that_would_lose_commits_is_refused() {
     let everysec = ["--appendfsync", "everysec"];
     let silent = ["--rename-command", "CONFIG", ""];

@@ -139,7 +139,13 @@ fn silence_of_store(lifecycle: &Lifecycle) -> Option<String> {
 /// Only a start, which reads all of it, makes such a store well.
 fn is_for_good(lifecycle: &Lifecycle, error: &NsError) -> bool {
     use forebay_kv::Error;
-    let ends = matches!(error, NsError::Store(Error::Lost | Error::Corrupt(_)));
+    let NsError::Store(error) = error else {
+        return false;
+    };
+    let ends = matches!(
+        error,
+        Error::Lost | Error::Corrupt(_) | Error::Setup(_) | Error::Version { .. }
+    );
     ends && lifecycle.ns.store_hold().is_some()
 }
 

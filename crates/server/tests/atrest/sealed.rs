@@ -93,7 +93,8 @@ fn fsck_finds_a_flipped_bit_in_undrained_data_and_leaves_it() {
     let state = lab.scratch.path().join("state");
     lab.server.instance.stop();
     drop(lab.server);
-    let offline = fsck_offline(&state, &orders(false), &|_| ()).unwrap_or_else(|e| panic!("fsck: {e}"));
+    let offline =
+        fsck_offline(&state, &orders(false), &|_| ()).unwrap_or_else(|e| panic!("fsck: {e}"));
     for report in [online, offline] {
         let [finding] = &report.findings[..] else {
             panic!("{report:?}");
@@ -309,7 +310,8 @@ fn the_checksum_of_an_fsync_is_not_that_of_what_is_written_unseen_after_it() {
         DIRTY
     );
     let state = scratch.path().join("state");
-    let checked = fsck_offline(&state, &orders(true), &|_| ()).unwrap_or_else(|e| panic!("fsck: {e}"));
+    let checked =
+        fsck_offline(&state, &orders(true), &|_| ()).unwrap_or_else(|e| panic!("fsck: {e}"));
     assert_eq!(checked.findings, []);
     let server = Running::start(&to_the_pfs(scratch.path()), false);
     let written = [b"WHAT", &DIRTY[4..]].concat();

@@ -43,6 +43,7 @@ mod sentences;
 mod space;
 mod squash;
 mod stopping;
+mod stores;
 mod thin_flash;
 mod twin;
 mod unseen;

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use redis::{Client, Cmd, Connection, ConnectionLike, RedisError, Value};
+use redis::{Client, Cmd, Connection, ConnectionLike, ErrorKind, RedisError, Value};
 
 use crate::Error;
 
@@ -184,12 +184,17 @@ impl Link {
     }
 }
 
-/// Whatever a server refuses is a failure of storage: it may be full, loading, or a replica.
+/// Whatever a server refuses is a failure of storage: it may be full, loading, or a replica. Only
+/// who may not log in, or not do what a store does, need not try again.
 pub(super) fn from_redis(error: RedisError) -> Error {
-    Error::Io(match error.code() {
-        Some("OOM") => io::Error::from_raw_os_error(libc::ENOSPC),
-        _ => io::Error::other(format!("Redis: {error}")),
-    })
+    let refused = matches!(error.code(), Some("NOAUTH" | "WRONGPASS" | "NOPERM"));
+    match error.code() {
+        Some("OOM") => Error::Io(io::Error::from_raw_os_error(libc::ENOSPC)),
+        _ if refused || error.kind() == ErrorKind::AuthenticationFailed => Error::Setup(format!(
+            "Redis refuses access: {error}; look at user and password in the store's URL"
+        )),
+        _ => Error::Io(io::Error::other(format!("Redis: {error}"))),
+    }
 }
 
 pub(super) fn strange(answer: &Value) -> Error {
