@@ -53,6 +53,7 @@ pub struct Fleet {
     state: String,
     cluster: String,
     config: String,
+    log_level: Option<&'static str>,
     base: PathBuf,
     _folder: TempDir,
 }
@@ -107,6 +108,11 @@ impl Fleet {
         self.rewrite_config();
     }
 
+    /// What is started from now on logs at this level.
+    pub fn log_at(&mut self, level: &'static str) {
+        self.log_level = Some(level);
+    }
+
     /// Starts the server and all mounts on further nodes.
     #[track_caller]
     pub fn start_all(&mut self) {
@@ -129,6 +135,7 @@ impl Fleet {
             store: None,
             server_node: 0,
             state: "state".into(),
+            log_level: None,
             config: config.replace("{base}", &base.display().to_string()),
             mounts: (0..=mounts).map(|_| Running(None)).collect(),
             nodes: Nodes::new(nodes),
@@ -287,6 +294,7 @@ impl Fleet {
         let mut command = bare_command();
         self.nodes[node].place(&mut command);
         command.env("FOREBAY_RUN", self.base.join("run"));
+        command.envs(self.log_level.map(|level| ("FOREBAY_LOG", level)));
         command
     }
 

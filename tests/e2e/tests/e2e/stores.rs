@@ -381,6 +381,7 @@ fn bad_input_a_store_that_cannot_be_used_is_refused_without_its_password() {
         return;
     }
     let mut fleet = with_store(StoreKind::Redis, 0, LAZY);
+    fleet.log_at("trace");
     let set = ["--appendfsync", "everysec", "--requirepass", "hush"];
     let store = StoreServer::start_on(StoreKind::Redis, fleet.store_node(), &set);
     let url = |login: &str, options: &str| {
@@ -407,7 +408,8 @@ fn bad_input_a_store_that_cannot_be_used_is_refused_without_its_password() {
     let status = fleet.status();
     assert_eq!(status["store"], store.url("prefix=fleet"));
     fleet.kill_server();
-    assert!(!fleet.log("server.log").contains("hush"));
+    let log = fleet.log("server.log");
+    assert!(log.contains("DEBUG ") && !log.contains("hush"), "{log}");
     // It is in the state folder, for fsck, which is its owner's only.
     let state = fleet.state();
     let fsck = fleet.run(0, &["fsck".as_ref(), "--state".as_ref(), state.as_ref()]);
