@@ -118,9 +118,9 @@ impl Opening<'_> {
             holder: self.holder(note),
             ..Options::default()
         };
-        let (begun, mut is_told) = (Instant::now(), false);
-        let mut wait = |line: String| {
-            if !std::mem::replace(&mut is_told, true) {
+        let (begun, mut told) = (Instant::now(), None);
+        let mut wait = |what: &'static str, line: String| {
+            if told.replace(what) != Some(what) {
                 (self.tell)(&line);
             }
             std::thread::sleep(LOOK);
@@ -138,13 +138,14 @@ impl Opening<'_> {
                 }
                 Err(error) => error,
             };
+            let was_order = std::mem::replace(&mut options.take_over, false);
             let is_time = begun.elapsed() < WAIT;
             match error {
                 // The caller has the folder's lock, so that process is dead.
                 Error::InUse(Some(holder)) if is_called(&holder, &note.folder) => {
                     options.take_over = true;
                 }
-                Error::InUse(Some(holder)) if self.wanted.take_over && !options.take_over => {
+                Error::InUse(Some(holder)) if self.wanted.take_over && !was_order => {
                     if !holder.contains(&of_cluster(&note.cluster)) {
                         return Err(StartError::StoreHeld { store, holder });
                     }
@@ -156,16 +157,22 @@ impl Opening<'_> {
                     if !is_time {
                         return Err(StartError::StoreHeld { store, holder });
                     }
-                    wait(format!(
-                        "waits for the metadata store {store}: held by {holder}; if that has died, \
+                    wait(
+                        "hold",
+                        format!(
+                            "waits for the metadata store {store}: held by {holder}; if that has died, \
                          for {} s at most",
-                        options.lease.as_secs()
-                    ));
+                            options.lease.as_secs()
+                        ),
+                    );
                 }
-                Error::Io(why) if is_time => wait(format!(
-                    "waits for the metadata store {store}, for {} s at most: {why}",
-                    WAIT.as_secs()
-                )),
+                Error::Io(why) if is_time => wait(
+                    "answer",
+                    format!(
+                        "waits for the metadata store {store}, for {} s at most: {why}",
+                        WAIT.as_secs()
+                    ),
+                ),
                 Error::Io(why) => {
                     let why = why.to_string();
                     return Err(StartError::StoreSilent { store, why });
