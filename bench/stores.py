@@ -12,10 +12,12 @@ import os
 import socket
 import statistics
 import subprocess
+import sys
 import time
 from pathlib import Path
 
-from systems import Failure, ROOT, QUIET_CONFIG, is_mounted, run, say, stop, unmount_below, workspace
+from systems import Failure, QUIET_CONFIG, ROOT, is_mounted, run, say, stop, unmount_below, workspace
+from machine import clean_exit_on_signals
 
 STORES = ("embedded", "redis", "redis-1s", "etcd")
 SHOWN = {"embedded": "embedded", "redis": "Redis, `always`", "redis-1s": "Redis, `everysec`", "etcd": "etcd"}
@@ -178,4 +180,8 @@ def main():
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        with clean_exit_on_signals():
+            main()
+    except Failure as failure:
+        sys.exit(f"stores: {failure}")
