@@ -6,8 +6,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use forebay_tiers::{
-    Allocate, BLOCKS_MAX, CopiesOut, CopyControl, CopyError, CopyReport, Identity, Object,
-    ObjectStat, Outside, OutsideError, Seek, Sums,
+    Allocate, BLOCKS_MAX, CopyControl, CopyError, CopyReport, Identity, Object, ObjectStat,
+    Outside, OutsideError, Seek, Sums,
 };
 use forebay_types::{Errno, Handle, SetTime, limits};
 use forebay_wire::{
@@ -227,8 +227,9 @@ fn failed(failure: CopyFailure) -> OutsideError {
     })
 }
 
-impl CopiesOut for RemoteObject {
-    fn copy_out(
+impl RemoteObject {
+    /// See [`forebay_tiers::CopiesOut`].
+    pub(crate) fn copy_out(
         &self,
         to: &Outside,
         control: &CopyControl<'_>,
@@ -368,10 +369,6 @@ impl Object for RemoteObject {
             ObjectReply::Truth(truth) => Ok(truth),
             _ => Err(odd()),
         }
-    }
-
-    fn copies_out(&self) -> Option<&dyn CopiesOut> {
-        Some(self)
     }
 
     fn descriptor(&self) -> Option<BorrowedFd<'_>> {

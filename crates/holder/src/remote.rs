@@ -4,7 +4,10 @@ use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 
-use forebay_tiers::{Identity, IdentityError, Object, Space, Tier, TierKind};
+use forebay_tiers::{
+    CopiesOut, CopyControl, CopyReport, Identity, IdentityError, Object, Outside, OutsideError,
+    Space, Tier, TierKind,
+};
 use forebay_types::{Errno, Handle, ObjectId, TierId, limits};
 use forebay_wire::{
     Connection, NOT_BEGUN, OUT_OF_REACH, ObjectCall, ObjectKey, ObjectReply, ObjectTier, ObjectUse,
@@ -372,6 +375,20 @@ impl RemoteTier {
     }
 }
 
+impl CopiesOut for RemoteTier {
+    fn copy_out(
+        &self,
+        object: ObjectId,
+        to: &Outside,
+        control: &CopyControl<'_>,
+    ) -> Result<CopyReport, OutsideError> {
+        let key = self.key(object);
+        let held = self.way.open(key, ObjectUse::Share);
+        let held = held.map_err(OutsideError::Unreached)?;
+        RemoteObject::new(self.way.clone(), key, ObjectUse::Share, held).copy_out(to, control)
+    }
+}
+
 /// Whether the session ended before the answer.
 pub(crate) fn is_lost(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::ENOTCONN | libc::ESHUTDOWN))
@@ -432,6 +449,10 @@ impl Tier for RemoteTier {
 
     fn open_shared(&self, id: ObjectId) -> io::Result<Arc<dyn Object>> {
         self.find(id, ObjectUse::Share)
+    }
+
+    fn copies_out(&self) -> Option<&dyn CopiesOut> {
+        Some(self)
     }
 
     fn remove(&self, id: ObjectId) -> io::Result<()> {

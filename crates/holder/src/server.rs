@@ -44,9 +44,9 @@ struct Opened {
 }
 
 impl DataServer {
-    /// `boot` names this start of the node; `pfs` is what it copies to, where it sees that. Tiers get the numbers that are their places in what
-    /// `open` answers, which is asked when a metadata server has come first. One comes from an
-    /// address in `metadata`.
+    /// `boot` names this start of the node; `pfs` is what it copies to, where it sees that. Tiers
+    /// get the numbers that are their places in what `open` answers, which is asked when a metadata
+    /// server has come first. One comes from an address in `metadata`.
     pub fn new(
         boot: String,
         metadata: Vec<IpAddr>,

@@ -9,7 +9,7 @@ use forebay_tiers::{Identity, IdentityError, Object, Tier, TierKind};
 use forebay_types::{Errno, Handle, ObjectId, TierId, limits};
 use forebay_wire::{
     Descriptor, NOT_BEGUN, ObjectCall, ObjectKey, ObjectReply, ObjectRequest, ObjectTier,
-    ObjectUse, Peer, Reply, Request, Response, Service,
+    ObjectUse, OutsideFile, Peer, Reply, Request, Response, Service,
 };
 use parking_lot::{Mutex, RwLock};
 
@@ -164,12 +164,7 @@ impl DataSession {
                 self.tier(tier)?.give_back()?;
                 return Ok(Response::Done.into());
             }
-            ObjectCall::CopyOut { handle, to } => {
-                let (pfs, source) = (self.server.pfs()?, self.object(handle)?);
-                let copy = self.server.next_handle();
-                self.copies.begin(copy, pfs, source, to)?;
-                ObjectReply::Opened(copy)
-            }
+            ObjectCall::CopyOut { handle, to } => self.copy_out(handle, to)?,
             ObjectCall::CopyGo { copy, upto_bytes } => self.copies.go(copy, upto_bytes)?,
             ObjectCall::CopySums { copy, from } => {
                 let bytes = self.copies.sums(copy, from, into)?;
@@ -185,6 +180,13 @@ impl DataSession {
             }
         };
         Ok(Response::Object(done).into())
+    }
+
+    fn copy_out(&self, handle: Handle, to: OutsideFile) -> io::Result<ObjectReply> {
+        let (pfs, source) = (self.server.pfs()?, self.object(handle)?);
+        let copy = self.server.next_handle();
+        self.copies.begin(copy, pfs, source, to)?;
+        Ok(ObjectReply::Opened(copy))
     }
 
     fn opened(&self, object: Arc<dyn Object>, local: bool) -> io::Result<Reply> {

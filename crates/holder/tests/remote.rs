@@ -456,9 +456,11 @@ fn an_object_is_copied_where_it_is() {
         moved: &count,
         ..CopyControl::NONE
     };
-    let elsewhere = object.copies_out().expect("elsewhere");
+    let elsewhere = tier.copies_out().expect("elsewhere");
     let before = connection.calls.lock().len();
-    let report = elsewhere.copy_out(&to, &control).expect("copied");
+    let report = elsewhere
+        .copy_out(ObjectId(1), &to, &control)
+        .expect("copied");
     assert!(
         connection.calls.lock().len() - before < 10,
         "a few messages"
@@ -479,7 +481,7 @@ fn a_copy_goes_no_further_than_it_is_let_and_ends_with_its_session() {
     let tier = tier_of(connection.clone());
     let object = create(&tier, 1);
     object.write_at(&vec![7; 40 << 20], 0).expect("write");
-    let elsewhere = object.copies_out().expect("elsewhere");
+    let elsewhere = tier.copies_out().expect("elsewhere");
     // Told to stop.
     let (to, _) = outside(pfs, 1);
     let calls = AtomicU64::new(0);
@@ -488,7 +490,7 @@ fn a_copy_goes_no_further_than_it_is_let_and_ends_with_its_session() {
         stop: &stop,
         moved: &|_, _| (),
     };
-    let stopped = elsewhere.copy_out(&to, &control);
+    let stopped = elsewhere.copy_out(ObjectId(1), &to, &control);
     assert!(
         matches!(stopped, Err(OutsideError::Copy(CopyError::Stopped))),
         "{stopped:?}"
@@ -501,7 +503,7 @@ fn a_copy_goes_no_further_than_it_is_let_and_ends_with_its_session() {
         moved: &breaks,
         ..CopyControl::NONE
     };
-    let lost = elsewhere.copy_out(&to, &control);
+    let lost = elsewhere.copy_out(ObjectId(1), &to, &control);
     assert!(
         matches!(lost, Err(OutsideError::Copy(CopyError::Source(_)))),
         "{lost:?}"
@@ -512,7 +514,9 @@ fn a_copy_goes_no_further_than_it_is_let_and_ends_with_its_session() {
     assert!(made < 40 << 20, "{made}");
     // The next one is whole.
     let (to, file) = outside(pfs, 3);
-    elsewhere.copy_out(&to, &CopyControl::NONE).expect("copied");
+    elsewhere
+        .copy_out(ObjectId(1), &to, &CopyControl::NONE)
+        .expect("copied");
     assert_eq!(std::fs::read(&file).expect("read"), vec![7; 40 << 20]);
 }
 
@@ -523,8 +527,8 @@ fn a_copy_goes_to_no_other_file() {
     let tier = tier_of(Breaking::new(server_with_pfs(dirs[0].path(), pfs)));
     let object = create(&tier, 1);
     object.write_at(b"content", 0).expect("write");
-    let elsewhere = object.copies_out().expect("elsewhere");
-    let refused = |to: &Outside| match elsewhere.copy_out(to, &CopyControl::NONE) {
+    let elsewhere = tier.copies_out().expect("elsewhere");
+    let refused = |to: &Outside| match elsewhere.copy_out(ObjectId(1), to, &CopyControl::NONE) {
         Err(OutsideError::Unreached(error)) => Errno::of(&error),
         other => panic!("{other:?}"),
     };
@@ -556,9 +560,9 @@ fn a_copy_goes_to_no_other_file() {
     // A node without a PFS.
     let dir = tempfile::tempdir().expect("a directory");
     let (_, tier) = served(dir.path());
-    let object = create(&tier, 1);
+    let _object = create(&tier, 1);
     let (to, _) = outside(pfs, 2);
-    let elsewhere = object.copies_out().expect("elsewhere");
-    let none = elsewhere.copy_out(&to, &CopyControl::NONE);
+    let elsewhere = tier.copies_out().expect("elsewhere");
+    let none = elsewhere.copy_out(ObjectId(1), &to, &CopyControl::NONE);
     assert!(matches!(none, Err(OutsideError::Unreached(_))), "{none:?}");
 }

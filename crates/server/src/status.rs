@@ -1,6 +1,7 @@
 //! Answers to `status` and `where`.
 
 use std::collections::HashSet;
+use std::os::unix::ffi::OsStrExt;
 use std::sync::atomic::Ordering;
 
 use forebay_namespace::on_pfs;
@@ -34,7 +35,6 @@ impl Rooms {
 
     /// `named`: with what clients say of themselves.
     fn status_with(&self, named: bool) -> StatusBits {
-        use std::os::unix::ffi::OsStrExt;
         let bytes = |path: &std::path::Path| path.as_os_str().as_bytes().to_vec();
         let undrained = self.buffer.undrained();
         let own = self.buffer.tiers().iter().filter(|(id, _)| *id != OVERFLOW);

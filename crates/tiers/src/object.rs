@@ -5,7 +5,6 @@ use std::os::fd::BorrowedFd;
 
 use forebay_types::{SetTime, TimeSpec};
 
-use crate::CopiesOut;
 use crate::Identity;
 
 /// What is known of an object without reading it.
@@ -104,12 +103,6 @@ pub trait Object: Send + Sync {
 
     /// The open file behind the object, for passthrough and zero copy; `None` where there is none.
     fn descriptor(&self) -> Option<BorrowedFd<'_>>;
-
-    /// Where its bytes are elsewhere: the way to have them copied there. `None`: here is the best
-    /// place.
-    fn copies_out(&self) -> Option<&dyn CopiesOut> {
-        None
-    }
 
     /// Whether it holds what it needs for as long as it lives; else see [`crate::Tier::unheld`].
     fn is_held(&self) -> bool {

@@ -2,7 +2,7 @@
 
 use std::io;
 
-use forebay_types::Errno;
+use forebay_types::{Errno, ObjectId};
 
 use crate::{
     ActAs, CopyControl, CopyError, CopyReport, FileObject, Object, PfsTree, WriteBehind,
@@ -35,13 +35,19 @@ pub enum OutsideError {
     Copy(#[from] CopyError),
 }
 
-/// An object that can be copied where it is.
+/// A tier whose objects can be copied where they are.
 pub trait CopiesOut: Send + Sync {
-    /// Fills a file with all of the object, puts the file on stable storage and reads it back. With
-    /// [`CopyError::Stopped`], and any other error than [`OutsideError::Unreached`], the file may be
-    /// written for a moment longer: it is to be removed, and not to be used again.
-    fn copy_out(&self, to: &Outside, control: &CopyControl<'_>)
-    -> Result<CopyReport, OutsideError>;
+    /// Fills a file with all of an object, puts the file on stable storage and reads it back.
+    ///
+    /// # Errors
+    /// With any but [`OutsideError::Unreached`] the file may be written for a moment longer: it is
+    /// to be removed, and not to be used again.
+    fn copy_out(
+        &self,
+        object: ObjectId,
+        to: &Outside,
+        control: &CopyControl<'_>,
+    ) -> Result<CopyReport, OutsideError>;
 }
 
 /// Does so here.

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use forebay_types::ObjectId;
 
-use crate::{Identity, Object};
+use crate::{CopiesOut, Identity, Object};
 
 /// What a tier is made of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -95,6 +95,12 @@ pub trait Tier: Send + Sync {
     /// descriptors of their own.
     fn tells_writers(&self) -> bool {
         false
+    }
+
+    /// Where its bytes are elsewhere: the way to have objects copied there. `None`: here is the
+    /// best place.
+    fn copies_out(&self) -> Option<&dyn CopiesOut> {
+        None
     }
 
     /// Removes an object. `ENOENT` if there is none.

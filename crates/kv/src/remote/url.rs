@@ -107,7 +107,7 @@ impl Location {
         matches!(self, Location::Redis { accepts_everysec, .. } if *accepts_everysec)
     }
 
-    /// As [`Location::parse`]; a URL that gives no prefix has this one, which has to be a valid one.
+    /// As [`Location::parse`]; this is the prefix, a valid one, of a URL that gives none.
     ///
     /// # Errors
     ///

@@ -119,7 +119,8 @@ pub(super) fn make(
     source: Arc<dyn Object>,
 ) -> Result<Made, Unfinished> {
     let before = source.stat().map_err(on_object)?;
-    let elsewhere = source.copies_out();
+    let slot = drain.buffer.tiers().get(demotion.tier);
+    let elsewhere = slot.and_then(|slot| slot.tier.copies_out());
     let elsewhere = elsewhere.filter(|_| before.size >= drain.settings.demotion.copy_out_min_bytes);
     let created = create(drain, demotion, elsewhere.is_some());
     let (file, named) = created.map_err(|error| not_created(drain, demotion, error))?;
@@ -196,7 +197,7 @@ fn copy_elsewhere(
         ahead_bytes: drain.plan.copy_ahead_bytes(),
         from_media: drain.settings.demotion.verify == Verify::Media,
     };
-    match elsewhere.copy_out(&to, control) {
+    match elsewhere.copy_out(demotion.file.object, &to, control) {
         Ok(report) => {
             await_length(pfs, file, report.sums.bytes).map_err(on_pfs("copy"))?;
             Ok(Some(report))
