@@ -315,15 +315,16 @@ def arguments():
     parser.add_argument("--seconds", type=int, default=1800, help="for how long (1800)")
     parser.add_argument("--clients", type=int, default=4, help="nodes with a mount (4)")
     parser.add_argument("--seed", type=int, help="decides faults and operations")
-    parser.add_argument("--faults", default=",".join(FAULTS), help=f"a comma-separated list of {', '.join(FAULTS)}, or none")
+    parser.add_argument("--faults", help=f"a comma-separated list of {', '.join(FAULTS)}, with data servers also {', '.join(DATA_FAULTS)}, or none (all)")
     parser.add_argument("--data-servers", action="store_true", help="each node holds data, too, and its data server is killed or stands still")
     parser.add_argument("--grow-mapped", action="store_true", help="also make files longer and shorter that another node has mapped")
     parser.add_argument("--self-test", action="store_true", help="wrong histories, each of which must be found")
     args = parser.parse_args()
     args.forebay = args.forebay.resolve()
-    args.faults = ["none"] if args.faults == "none" else args.faults.split(",")
-    if unknown := set(args.faults) - {*FAULTS, "none"}:
-        parser.error(f"no such faults: {', '.join(sorted(unknown))}; there are {', '.join(FAULTS)}")
+    known = [*FAULTS, *(DATA_FAULTS if args.data_servers else ())]
+    args.faults = args.faults.split(",") if args.faults else known
+    if unknown := set(args.faults) - {*known, "none"}:
+        parser.error(f"no such faults: {', '.join(sorted(unknown))}; there are {', '.join(known)}")
     if not args.self_test and not args.forebay.is_file():
         parser.error(f"{args.forebay} is not there: make build")
     if args.seed is None:

@@ -71,7 +71,14 @@ pub fn calls() -> Vec<ObjectCall> {
     for what in [SeekWhat::Data, SeekWhat::Hole] {
         requests.push(ObjectRequest::Seek { from: 12, what });
     }
-    all.extend([
+    all.extend(copy_calls());
+    let on = |request| ObjectCall::On(HANDLE, request);
+    all.extend(requests.into_iter().map(on));
+    all
+}
+
+fn copy_calls() -> [ObjectCall; 4] {
+    [
         ObjectCall::CopyOut {
             handle: HANDLE,
             to: OutsideFile {
@@ -91,10 +98,7 @@ pub fn calls() -> Vec<ObjectCall> {
             from: 7,
         },
         ObjectCall::CopyEnd(HANDLE),
-    ]);
-    let on = |request| ObjectCall::On(HANDLE, request);
-    all.extend(requests.into_iter().map(on));
-    all
+    ]
 }
 
 /// Answers to them.
