@@ -123,16 +123,7 @@ pub fn render(bits: &StatusBits) -> String {
         let _ = writeln!(page, "records in {}\n", bits.store);
     }
     page.push_str(&tiers_table(bits).render());
-    if let Some(ms) = bits.pfs_silent_ms {
-        let silent = format_duration(Duration::from_secs(ms / 1000));
-        let _ = writeln!(
-            page,
-            "\nthe PFS has not answered for {silent}: what is in the burst buffer is served, the drain waits"
-        );
-    }
-    if let Some(why) = &bits.store_failing {
-        let _ = writeln!(page, "\nthe metadata store: {why}");
-    }
+    page.push_str(&warnings(bits));
     let _ = writeln!(page, "\nundrained  {}", undrained_line(bits));
     let _ = writeln!(
         page,
@@ -174,6 +165,22 @@ pub fn render(bits: &StatusBits) -> String {
     page.push_str(&errors(bits));
     page.push_str(&hidden(bits));
     page
+}
+
+/// Who does not answer.
+fn warnings(bits: &StatusBits) -> String {
+    let mut text = String::new();
+    if let Some(ms) = bits.pfs_silent_ms {
+        let silent = format_duration(Duration::from_secs(ms / 1000));
+        let _ = writeln!(
+            text,
+            "\nthe PFS has not answered for {silent}: what is in the burst buffer is served, the drain waits"
+        );
+    }
+    if let Some(why) = &bits.store_failing {
+        let _ = writeln!(text, "\nthe metadata store: {why}");
+    }
+    text
 }
 
 /// What is in the tiers the metadata server knows.
