@@ -332,7 +332,11 @@ impl<'a> Wait<'a> {
             (false, Some(timeout)) if !self.args.drain => timeout,
             (false, timeout) => timeout.unwrap_or_default().saturating_add(STOP_LIMIT),
         };
+        let mut tiers = self.last.tiers.iter();
+        // Its node has to come back first.
+        let is_away = tiers.any(|tier| tier.out_of_reach && tier.dirty_bytes > 0);
         let failing = self.last.errors_total > 0
+            || is_away
             || !self.last.errors.is_empty()
             || self.last.pfs_silent_ms.is_some();
         let stalled = drains && self.args.timeout.is_none() && self.moved.elapsed() >= STALL_LIMIT;

@@ -11,6 +11,7 @@ use forebay_types::{Errno, Handle};
 use forebay_wire::net::{ClientFacts, Guest, Host};
 use parking_lot::{Mutex, RwLock, RwLockReadGuard};
 
+use crate::copies::Copies;
 use crate::service::DataSession;
 
 /// Who begins waits for what is under way in the session before for so long.
@@ -97,15 +98,24 @@ impl DataServer {
     }
 
     /// Lets a session begin: the one before is over, and nothing of it runs any more.
-    pub(crate) fn begin(&self, instance: [u8; 16]) -> io::Result<(Turn, Tiers)> {
+    pub(crate) fn begin(
+        &self,
+        instance: [u8; 16],
+        copies: Arc<Copies>,
+    ) -> io::Result<(Turn, Tiers)> {
         let tiers = self.tiers_of(instance)?;
         let mut current = self.turn.lock();
         if let Some(before) = &*current {
             before.end()?;
         }
-        let turn = Turn(Arc::new(RwLock::new(true)));
+        let turn = Turn(Arc::new(RwLock::new(true)), copies);
         *current = Some(turn.clone());
         Ok((turn, tiers))
+    }
+
+    /// The tiers are opened again for who begins next.
+    pub(crate) fn forget_tiers(&self) {
+        *self.tiers.lock() = None;
     }
 
     fn tiers_of(&self, instance: [u8; 16]) -> io::Result<Tiers> {
@@ -130,7 +140,7 @@ impl DataServer {
 
 /// The right of a session to do something.
 #[derive(Clone)]
-pub(crate) struct Turn(Arc<RwLock<bool>>);
+pub(crate) struct Turn(Arc<RwLock<bool>>, Arc<Copies>);
 
 impl Turn {
     /// Held for as long as a call runs; `None` once it is another session's turn.
@@ -141,6 +151,9 @@ impl Turn {
     fn end(&self) -> io::Result<()> {
         let mut goes_on = self.0.try_write_for(PATIENCE).ok_or(Errno::EAGAIN)?;
         *goes_on = false;
+        drop(goes_on);
+        // What it has begun runs without calls.
+        self.1.end_all();
         Ok(())
     }
 }

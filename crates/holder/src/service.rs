@@ -36,7 +36,7 @@ pub struct DataSession {
     beginning: Mutex<()>,
     open: RwLock<HashMap<Handle, Arc<dyn Object>>>,
     /// Copies that are made for it.
-    copies: Copies,
+    copies: Arc<Copies>,
 }
 
 /// What a session that has begun works with.
@@ -52,7 +52,7 @@ impl DataSession {
             begun: OnceLock::new(),
             beginning: Mutex::default(),
             open: RwLock::default(),
-            copies: Copies::default(),
+            copies: Arc::default(),
         }
     }
 
@@ -79,7 +79,7 @@ impl DataSession {
             // Many may ask at once: the second to take a turn would end that of the first.
             let _one = self.beginning.lock();
             if self.begun.get().is_none() {
-                let (turn, tiers) = self.server.begin(instance)?;
+                let (turn, tiers) = self.server.begin(instance, self.copies.clone())?;
                 drop(self.begun.set(Begun { turn, tiers }));
             }
         }
@@ -162,6 +162,8 @@ impl DataSession {
             }
             ObjectCall::GiveBack(tier) => {
                 self.tier(tier)?.give_back()?;
+                // Who begins next finds what is there then.
+                self.server.forget_tiers();
                 return Ok(Response::Done.into());
             }
             ObjectCall::CopyOut { handle, to } => self.copy_out(handle, to)?,

@@ -163,7 +163,9 @@ impl Instance {
         self.spawn("fb-inplace", false, &rooms.files, inplace::flush::run)?;
         self.spawn("fb-monitor", false, &rooms.lifecycle, monitor::run)?;
         if !rooms.buffer.tiers().holders().is_empty() {
-            self.spawn("fb-holders", true, &rooms.lifecycle, monitor::watch_holders)?;
+            let room = &rooms.lifecycle;
+            self.spawn("fb-holders", true, room, monitor::watch_holders)?;
+            self.spawn("fb-space", true, room, monitor::watch_space)?;
         }
         self.spawn("fb-engine", false, &rooms.plan, engine::beat::run)?;
         self.spawn("fb-discard", true, &rooms.lifecycle, discard::run)?;
@@ -357,10 +359,14 @@ impl Instance {
         rooms.buffer.queue().wake_all();
         rooms.buffer.wake_collector();
         rooms.files.in_place().wake();
+        if self.is_to_start_anew() {
+            // A thread may hang on the very node that is to be taken in.
+            return self.leave_as_it_is();
+        }
         let threads = std::mem::take(&mut *self.threads.lock());
         join_all(&rooms.base, threads);
         failpoint::hit(failpoint::Point::StopThreads);
-        if rooms.base.life().is_broken() || self.is_to_start_anew() {
+        if rooms.base.life().is_broken() {
             return self.leave_as_it_is();
         }
         let (open, is_more) = self.sessions.open_at_the_end();

@@ -17,6 +17,8 @@ pub struct Holder {
     pub server: u16,
     tiers: RemoteTiers,
     found: Vec<RemoteTier>,
+    /// It is not there: these are the tiers of before.
+    is_expected: bool,
 }
 
 impl Holder {
@@ -38,6 +40,11 @@ impl Holder {
     /// The same, and there is nothing to look at as long as it has what it has now.
     pub fn refuse(&self) {
         self.tiers.refuse();
+    }
+
+    /// Whether its tiers are those of before.
+    pub(super) fn is_expected(&self) -> bool {
+        self.is_expected
     }
 
     /// The tiers that were found, or are expected; once.
@@ -63,6 +70,10 @@ pub fn find_holders(
     found.collect()
 }
 
+fn is_refused(error: &io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(libc::EBUSY | libc::EACCES))
+}
+
 fn find(
     holder: &HolderSetting,
     instance: [u8; 16],
@@ -71,18 +82,17 @@ fn find(
 ) -> io::Result<Holder> {
     let (server, name) = (holder.server, name_of(holder.server));
     let tiers = RemoteTiers::new(holder.way.0.clone(), instance);
-    let mut is_told = false;
+    let (mut is_told, mut is_expected) = (false, false);
     let found = loop {
         match tiers.find(&name) {
-            // Another burst buffer's, or another version's: that does not change by itself.
-            Err(error) if matches!(error.raw_os_error(), Some(libc::EBUSY | libc::EACCES)) => {
-                return Err(io::Error::new(error.kind(), format!("{name}: {error}")));
-            }
-            Err(error) if Instant::now() >= until => {
+            // Another burst buffer's, or it does not know this node as a metadata server: that does
+            // not change by itself, and is no reason to serve nobody.
+            Err(error) if is_refused(&error) || Instant::now() >= until => {
                 let before = known.of_holder(server).unwrap_or_default().to_vec();
                 tracing::warn!(
                     "{name} is not there ({error}): what it has is out of reach until it is back"
                 );
+                is_expected = true;
                 break tiers.expect(&name, before);
             }
             Err(error) => {
@@ -102,5 +112,6 @@ fn find(
         server,
         tiers,
         found,
+        is_expected,
     })
 }

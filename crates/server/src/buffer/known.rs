@@ -63,6 +63,11 @@ impl Known {
         tiers.map(|tier| tier.name.display().to_string()).collect()
     }
 
+    /// Which server has had each of them last.
+    pub fn servers(&self) -> Vec<u16> {
+        self.tiers.iter().map(|tier| tier.server).collect()
+    }
+
     /// The places of all tiers that are there, by the names under which they are found. The mark
     /// says which one it is; what is called as one that is nowhere has its place, though it is
     /// another one.

@@ -57,6 +57,8 @@ pub struct TierSet {
     slots: Vec<Option<Slot>>,
     /// What tiers are called, also those that are not there, by id from [`FIRST_SSD`] on.
     names: Vec<String>,
+    /// Which server had them last.
+    servers: Vec<u16>,
     holders: Vec<Holder>,
     overflow: Overflow,
     dram: Mutex<Option<DramMount>>,
@@ -77,6 +79,7 @@ impl TierSet {
         let mut set = TierSet {
             slots: vec![None, None],
             names: Vec::new(),
+            servers: Vec::new(),
             holders: Vec::new(),
             overflow: Overflow::new(instance),
             dram: Mutex::new(None),
@@ -147,10 +150,17 @@ impl TierSet {
             });
         }
         self.holders = find_holders(settings, instance, known)?;
+        // Those that are only expected come last, and not where they are found elsewhere.
+        self.holders.sort_by_key(Holder::is_expected);
         for holder in &mut self.holders {
+            let is_expected = holder.is_expected();
             for tier in holder.take_found() {
                 // No directory is called so: it is no path from the root.
                 let name = PathBuf::from(tier.name());
+                if is_expected && opened.iter().any(|one| one.tier.mark() == tier.mark()) {
+                    tracing::warn!("{} is on another node now", tier.name());
+                    continue;
+                }
                 let kind = tier.kind();
                 opened.push(Opened {
                     name,
@@ -174,7 +184,7 @@ impl TierSet {
             })
         });
         let places = known.place(&there.collect::<io::Result<Vec<_>>>()?)?;
-        self.names = known.names();
+        (self.names, self.servers) = (known.names(), known.servers());
         for (one, place) in opened.into_iter().zip(places) {
             let id = FIRST_SSD as usize + place.at;
             if place.at >= SSDS_MAX {
@@ -219,6 +229,13 @@ impl TierSet {
     /// The data server that has a tier.
     pub fn holder_of(&self, id: TierId) -> Option<&Holder> {
         let server = self.get(id)?.server;
+        self.holders.iter().find(|holder| holder.server == server)
+    }
+
+    /// The data server that had a tier last which is not there.
+    pub fn last_holder_of(&self, id: TierId) -> Option<&Holder> {
+        let at = usize::from(id.0).checked_sub(FIRST_SSD.into())?;
+        let server = *self.servers.get(at)?;
         self.holders.iter().find(|holder| holder.server == server)
     }
 

@@ -2,19 +2,43 @@
 
 use std::sync::atomic::Ordering;
 
+use forebay_namespace::Garbage;
 use forebay_tiers::TierKind;
 use forebay_types::{Errno, ObjectId, TierId, failpoint};
 
 use crate::base::failure::Failure;
 use crate::buffer::tierset::{DRAM, OVERFLOW};
 use crate::files::Files;
+use crate::integrity::atrest::is_out_of_reach;
+
+/// What has become of an object that was to be removed.
+enum Removal {
+    /// It is gone from all its tiers.
+    Done,
+    /// Not from all.
+    Failed,
+    /// A node has gone just now.
+    Away,
+}
 
 impl Files {
     /// Removes objects that nobody names or has open any more.
     pub fn collect_garbage(&self) {
+        self.collect_garbage_of(None);
+    }
+
+    /// The same, but for objects of data servers other than this one, who may not answer.
+    pub fn collect_garbage_of(&self, server: Option<u16>) {
         self.collecting.fetch_add(1, Ordering::SeqCst);
-        self.collect_found();
+        self.collect_found(server);
         self.collecting.fetch_sub(1, Ordering::SeqCst);
+    }
+
+    /// Whether an object is to be removed later: its node does not answer, or need not be asked.
+    fn is_for_later(&self, tier: TierId, server: Option<u16>) -> bool {
+        let tiers = self.buffer.tiers();
+        let is_other = |server| tiers.holder_of(tier).is_some_and(|of| of.server != server);
+        tiers.is_out_of_reach(tier) || server.is_some_and(is_other)
     }
 
     /// Whether objects are to be removed, or are just being: they are going to give space back.
@@ -22,10 +46,20 @@ impl Files {
         self.ns.has_garbage() || self.collecting.load(Ordering::SeqCst) > 0
     }
 
-    fn collect_found(&self) {
+    fn collect_found(&self, server: Option<u16>) {
         let mut removed = Vec::new();
         self.let_go_unnamed();
         let found = self.ns.take_garbage();
+        // Given back before the first is removed: that may take long.
+        let later = |garbage: &Garbage| {
+            let mut tiers = garbage.tiers.iter().flatten();
+            tiers.any(|tier| self.is_for_later(*tier, server))
+        };
+        let (later, found): (Vec<_>, Vec<_>) = found.into_iter().partition(later);
+        for garbage in later {
+            self.buffer.ledger().set_nameless(garbage.object, true);
+            self.ns.add_garbage(garbage);
+        }
         if self.is_on_flash(&found)
             && let Err(error) = self.ns.sync()
         {
@@ -54,14 +88,19 @@ impl Files {
             ];
             let tiers: Vec<_> = garbage.tiers.iter().chain(&moved).copied().collect();
             let mut places = tiers.iter().flatten();
-            if places.any(|tier| self.buffer.tiers().is_out_of_reach(*tier)) {
-                // It goes when its node is back.
+            if places.any(|tier| self.is_for_later(*tier, server)) {
                 self.buffer.ledger().set_nameless(garbage.object, true);
                 self.ns.add_garbage(garbage);
                 continue;
             }
-            if self.remove_objects(garbage.object, &tiers) {
-                removed.push(garbage.object);
+            match self.remove_objects(garbage.object, &tiers) {
+                Removal::Done => removed.push(garbage.object),
+                // The next start removes it.
+                Removal::Failed => {}
+                Removal::Away => {
+                    self.ns.add_garbage(garbage);
+                    continue;
+                }
             }
             let bytes = self.buffer.ledger().used_bytes(garbage.object);
             self.base
@@ -110,7 +149,7 @@ impl Files {
         forgotten
     }
 
-    fn remove_objects(&self, object: ObjectId, tiers: &[Option<TierId>]) -> bool {
+    fn remove_objects(&self, object: ObjectId, tiers: &[Option<TierId>]) -> Removal {
         tracing::trace!(%object, ?tiers, "removed");
         self.buffer.unflushed().let_go(object);
         let mut all = true;
@@ -132,6 +171,9 @@ impl Files {
             match slot.tier.remove(object) {
                 Ok(()) => {}
                 Err(e) if e.raw_os_error() == Some(libc::ENOENT) => {}
+                Err(e) if is_out_of_reach(&e) && self.buffer.tiers().holder_of(*tier).is_some() => {
+                    return Removal::Away;
+                }
                 Err(e) => {
                     all = false;
                     let path = format!("(object {object} in {})", slot.tier.name()).into_bytes();
@@ -140,7 +182,10 @@ impl Files {
                 }
             }
         }
-        all
+        match all {
+            true => Removal::Done,
+            false => Removal::Failed,
+        }
     }
 }
 

@@ -49,6 +49,9 @@ use pages::Pages;
 use unnamed::Unnamed;
 use unseen::Unseen;
 
+/// So many nodes make space side by side.
+const MAKING_SPACE: usize = 16;
+
 /// What programs do with files.
 pub struct Files {
     settings: Arc<Settings>,
@@ -75,8 +78,9 @@ pub struct Files {
     losses: Losses,
     /// Where names were.
     names: Names,
-    /// Serialises the making of space, so that two writers do not evict for the same need.
-    making_space: Mutex<()>,
+    /// Serialises the making of space, so that two writers do not evict for the same need; by node,
+    /// for one of them may hang.
+    making_space: [Mutex<()>; MAKING_SPACE],
     /// Removed objects that are still on record as garbage.
     removed: Mutex<Vec<ObjectId>>,
     /// So many threads remove unused objects now.
@@ -97,7 +101,7 @@ impl Files {
             unseen: Unseen::default(),
             pages: Pages::default(),
             unnamed: Unnamed::default(),
-            making_space: Mutex::default(),
+            making_space: Default::default(),
             removed: Mutex::default(),
             collecting: AtomicU64::default(),
             base: drain.base().clone(),

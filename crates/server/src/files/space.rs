@@ -20,9 +20,9 @@ use forebay_types::{Errno, Ino, ObjectId, TierId, limits::SPACE_UNIT_BYTES};
 use crate::base::failure::Failure;
 use crate::buffer::ledger::Refused;
 use crate::buffer::opens::{OpenFile, Target};
-use crate::files::Files;
 use crate::files::home::Origin;
 use crate::files::mover::Move;
+use crate::files::{Files, MAKING_SPACE};
 
 /// A writer that waits for space looks again after this long even if nobody woke it.
 const LOOK_AGAIN: Duration = Duration::from_millis(50);
@@ -132,10 +132,11 @@ impl Files {
         if self.buffer.tiers().is_out_of_reach(tier) {
             return 0;
         }
-        let _one = self.making_space.lock();
+        let server = self.buffer.tiers().get(tier).map_or(0, |slot| slot.server);
+        let _one = self.making_space[usize::from(server) % MAKING_SPACE].lock();
         let before = self.buffer.ledger().held_bytes(tier);
         if self.has_garbage() {
-            self.collect_garbage();
+            self.collect_garbage_of(Some(server));
         }
         let collected = before.saturating_sub(self.buffer.ledger().held_bytes(tier));
         let spaces = self.buffer.ledger().spaces();
@@ -159,7 +160,7 @@ impl Files {
                 freed += self.buffer.evict(&file).unwrap_or(0);
             }
         }
-        self.collect_garbage();
+        self.collect_garbage_of(Some(server));
         freed
     }
 

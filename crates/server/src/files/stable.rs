@@ -56,6 +56,10 @@ impl Files {
             let state = file.lock();
             (state.residency.tier, state.meta.allocated_bytes)
         };
+        if self.buffer.tiers().is_out_of_reach(tier) {
+            // Who names it need not wait for its node.
+            return Ok(());
+        }
         let in_memory = self.buffer.tiers().kind(tier) == TierKind::Dram;
         match can_flush_for_names(
             level,

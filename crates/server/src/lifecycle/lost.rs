@@ -13,7 +13,7 @@ use forebay_wire::control::Finding;
 use crate::base::failure::Failure;
 use crate::buffer::tierset::{Slot, TierSet};
 use crate::lifecycle::Lifecycle;
-use crate::starterror::StartError;
+use crate::starterror::{StartError, failed};
 
 /// In how many undrained files' place something should be in each tier: the file, or, of one in
 /// memory, the copy on flash that an fsync has left.
@@ -44,15 +44,26 @@ fn is_another_flash(slot: &Slot) -> bool {
 
 /// Shuts data servers that have something else than the flash in which undrained files should be:
 /// one node's mistake is no reason to serve nobody. Answers with their tiers.
+/// So also where all of these are drained: else objects that are there later would be taken for
+/// files that nobody has recorded.
 pub fn refuse_holders(loaded: &Loaded, tiers: &TierSet) -> Vec<TierId> {
+    let mut wanted: BTreeMap<TierId, usize> = BTreeMap::new();
+    let files = loaded.files.iter().map(|file| file.tier());
+    for tier in files.chain(lost_tiers(loaded)) {
+        *wanted.entry(tier).or_default() += 1;
+    }
     let mut refused = Vec::new();
-    for (tier, count) in undrained(loaded, tiers) {
-        let slot = tiers.get(tier).filter(|slot| is_another_flash(slot));
-        if let (Some(_), Some(holder)) = (slot, tiers.holder_of(tier)) {
+    for (tier, count) in wanted {
+        let holder = match tiers.get(tier) {
+            Some(slot) if is_another_flash(slot) => tiers.holder_of(tier),
+            Some(_) => None,
+            None => tiers.last_holder_of(tier),
+        };
+        if let Some(holder) = holder {
             let name = tiers.called(tier);
             tracing::error!(
-                "{name} is not the tier that it was: files that are not on the PFS yet ({count}) should be in it; \
-                 is its file system mounted? {} is not used before it is, and was started anew",
+                "{name} is not the tier that it was, or not there: {count} files should be in it; is its file system \
+                 mounted? {} is not used before it is, and was started anew",
                 holder.name()
             );
             holder.refuse();
@@ -68,6 +79,8 @@ pub fn check_tiers(loaded: &Loaded, tiers: &TierSet) -> Result<(), StartError> {
     for (tier, count) in undrained(loaded, tiers) {
         let name = tiers.called(tier);
         match tiers.get(tier) {
+            // Its node is not used before it has the tier again.
+            None if tiers.last_holder_of(tier).is_some() => {}
             None => return Err(StartError::TierMissing { name, count }),
             Some(slot) if is_another_flash(slot) && tiers.holder_of(tier).is_none() => {
                 return Err(StartError::TierReplaced { name, count });
@@ -120,6 +133,9 @@ impl Lifecycle {
             gone.extend(found);
         }
         let files: Vec<Arc<File>> = self.buffer.files();
+        if !dry_run {
+            self.forget_copies_in(&files, &gone)?;
+        }
         let lost = files.iter().filter(|file| gone.contains(&file.tier()));
         lost.map(|file| self.give_up_with_tier(file, &gone, dry_run))
             .collect::<Result<_, Failure>>()
@@ -127,6 +143,18 @@ impl Lifecycle {
                 what: "lost tier".into(),
                 why: failure.to_string(),
             })
+    }
+
+    /// The file itself is elsewhere; what an fsync has left is gone.
+    fn forget_copies_in(&self, files: &[Arc<File>], gone: &[TierId]) -> Result<(), StartError> {
+        for file in files.iter().filter(|file| !gone.contains(&file.tier())) {
+            let shadow = file.lock().residency.shadow;
+            if shadow.is_some_and(|(tier, _)| gone.contains(&tier)) {
+                let forgotten = self.ns.forget_shadow(file);
+                forgotten.map_err(failed("metadata store"))?;
+            }
+        }
+        Ok(())
     }
 
     fn give_up_with_tier(

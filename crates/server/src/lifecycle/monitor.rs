@@ -26,6 +26,8 @@ const STORE: &[u8] = b"(metadata store)";
 /// Between two looks who of the data servers is there.
 const HOLDERS_LOOK: Duration = Duration::from_secs(1);
 
+/// A node that comes and goes makes nobody start more often than this.
+const HOLDERS_FIRST: Duration = Duration::from_secs(5);
 /// After a start anew was ordered it is ordered again, if it could not be.
 const HOLDERS_AGAIN: Duration = Duration::from_secs(10);
 
@@ -79,10 +81,13 @@ pub fn run(lifecycle: &Arc<Lifecycle>) {
 /// The thread that looks after data servers. One that was not there at the start, or is not what it
 /// was, is taken in by a start: that looks at all that it holds.
 pub fn watch_holders(lifecycle: &Arc<Lifecycle>) {
+    let begun = Instant::now();
     while !lifecycle.base.is_ending() {
         for holder in lifecycle.buffer.tiers().holders() {
             // A start needs the PFS; until that answers what there is goes on.
-            if holder.is_to_be_looked_at() && !lifecycle.base.health().is_silent() {
+            let may_order =
+                begun.elapsed() >= HOLDERS_FIRST && !lifecycle.base.health().is_silent();
+            if holder.is_to_be_looked_at() && may_order {
                 tracing::warn!(
                     "{} is back: this server starts anew, and looks at what is there",
                     holder.name()
@@ -90,8 +95,6 @@ pub fn watch_holders(lifecycle: &Arc<Lifecycle>) {
                 // Unless there is another order: then it is looked for again.
                 lifecycle.base.life().order_start_anew();
                 lifecycle.base.life().pause(HOLDERS_AGAIN);
-            } else {
-                ask_space_of(lifecycle, holder.server);
             }
         }
         lifecycle.base.life().pause(HOLDERS_LOOK);
@@ -189,12 +192,20 @@ pub fn look_below(lifecycle: &Lifecycle) {
     }
 }
 
-fn ask_space_of(lifecycle: &Lifecycle, server: u16) {
-    let tiers = lifecycle.buffer.tiers().iter();
-    for (id, slot) in tiers.filter(|(_, slot)| slot.server == server) {
-        if slot.tier.is_answering() {
-            ask_space(lifecycle, id, slot);
+/// The thread that asks data servers what they can still give. It may hang with one of them: then
+/// the others are held to be as they were.
+pub fn watch_space(lifecycle: &Arc<Lifecycle>) {
+    while !lifecycle.base.is_ending() {
+        let tiers = lifecycle.buffer.tiers();
+        for (id, slot) in tiers
+            .iter()
+            .filter(|(id, _)| tiers.holder_of(*id).is_some())
+        {
+            if slot.tier.is_answering() {
+                ask_space(lifecycle, id, slot);
+            }
         }
+        lifecycle.base.life().pause(HOLDERS_LOOK);
     }
 }
 

@@ -13,6 +13,7 @@ use forebay_wire::OUT_OF_REACH;
 
 use crate::base::failure::Failure;
 use crate::buffer::tierset::TierSet;
+use crate::integrity::atrest::is_out_of_reach;
 use crate::lifecycle::Lifecycle;
 use crate::starterror::{StartError, failed};
 
@@ -134,9 +135,16 @@ impl Lifecycle {
             };
             match (listed, tiers.holder_of(id)) {
                 (Ok(()), _) => inventory.push((id, objects)),
-                (Err(error), Some(holder)) => {
+                (Err(error), Some(holder)) if is_out_of_reach(&error) => {
                     tracing::warn!("{}: {error}: it is left for later", holder.name());
                     holder.shut();
+                }
+                (Err(error), Some(holder)) => {
+                    // It would be so again.
+                    holder.refuse();
+                    let path = format!("(tier {})", slot.tier.name()).into_bytes();
+                    let reason = format!("its objects cannot be listed: {error}");
+                    self.base.report(path, Errno::of(&error), reason);
                 }
                 (Err(error), None) => return Err(error.into()),
             }
@@ -196,16 +204,7 @@ impl Lifecycle {
         if let Some((shadow, _)) = residency.shadow {
             claimed.insert((shadow, file.object));
         }
-        match self.take_over(file, residency.tier) {
-            Err(failure) if failure.errno() == OUT_OF_REACH => {
-                // It has gone since the inventory.
-                let holder = self.buffer.tiers().holder_of(residency.tier);
-                holder.iter().for_each(|holder| holder.shut());
-                self.leave_out_of_reach(file, &residency, claimed);
-                return Ok(());
-            }
-            taken => taken?,
-        }
+        self.take_over(file, residency.tier)?;
         if let Some((shadow, _)) = residency.shadow
             && !self.buffer.tiers().is_out_of_reach(shadow)
         {
@@ -222,13 +221,16 @@ impl Lifecycle {
         self.buffer
             .enter(file, &self.catalog.rules().identify(&file.path()));
         self.buffer.name_by_xattrs(file);
+        self.book_as_recorded(file, residency.tier);
+    }
+
+    fn book_as_recorded(&self, file: &Arc<File>, tier: TierId) {
         let (bytes, dirty) = {
             let mut state = file.lock();
             state.take_flushed_size();
             (state.meta.allocated_bytes, state.is_dirty())
         };
-        self.buffer
-            .arrive(file.object, residency.tier, bytes, dirty);
+        self.buffer.arrive(file.object, tier, bytes, dirty);
         if dirty {
             self.buffer.queue().add(file.object);
         }
@@ -255,6 +257,19 @@ impl Lifecycle {
     }
 
     pub(crate) fn take_over(&self, file: &Arc<File>, tier: TierId) -> Result<(), Failure> {
+        let taken = self.look_and_take_over(file, tier);
+        match (taken, self.buffer.tiers().holder_of(tier)) {
+            (Err(failure), Some(holder)) if is_out_of_reach(&failure.errno().into()) => {
+                // It has gone since the inventory.
+                holder.shut();
+                self.book_as_recorded(file, tier);
+                Ok(())
+            }
+            (taken, _) => taken,
+        }
+    }
+
+    fn look_and_take_over(&self, file: &Arc<File>, tier: TierId) -> Result<(), Failure> {
         let path = file.path();
         self.buffer
             .enter(file, &self.catalog.rules().identify(&path));
@@ -368,6 +383,16 @@ impl Lifecycle {
             let files = self.buffer.table().read();
             let all = files.values().filter(|file| file.tier() == tier).count();
             if count >= BROKEN_OBJECTS_MIN && count == all {
+                if let Some(holder) = self.buffer.tiers().holder_of(tier) {
+                    // All others are served.
+                    let path = format!("(tier {})", slot.tier.name()).into_bytes();
+                    let reason = format!(
+                        "none of its {count} objects can be looked at; is its device broken?"
+                    );
+                    self.base.report(path, Errno::EIO, reason);
+                    holder.refuse();
+                    continue;
+                }
                 return Err(StartError::Failed {
                     what: format!("tier {}", slot.tier.name()),
                     why: format!(

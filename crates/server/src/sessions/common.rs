@@ -50,6 +50,9 @@ pub(super) struct Common {
     pub(super) is_any_away: OnceLock<Box<AnyAway>>,
 }
 
+/// A client that waits for a node that is away is waited for so long at most.
+const AWAY_MAX: Duration = Duration::from_secs(600);
+
 /// Whether a data server is away.
 pub(crate) type AnyAway = dyn Fn() -> bool + Send + Sync;
 
@@ -214,7 +217,8 @@ impl Common {
                     let mut until = asked.until;
                     let mut dropped = asked.wait(until);
                     // Its kernel waits with the pages for a node that is away: it is no liar.
-                    while !dropped && self.is_any_node_away() {
+                    let longest = Instant::now() + AWAY_MAX;
+                    while !dropped && self.is_any_node_away() && Instant::now() < longest {
                         until = Instant::now() + BELIEVED_FOR;
                         dropped = asked.wait(until);
                     }

@@ -254,6 +254,9 @@ fn promise_3_fsync_goes_to_the_pfs_where_somebody_has_removed_what_flash_held() 
             cluster.lose_memory();
         }
         fs::create_dir(cluster.ssd()).expect("mkdir");
+        let ssd = cluster.ssd();
+        let lost = ["fsck", "--lost-tier", ssd.to_str().expect("UTF-8")];
+        cluster.on_state(&lost);
         cluster.start();
         let both = [pattern(860, LEN).bytes(), pattern(863, LEN).bytes()].concat();
         assert!(

@@ -144,9 +144,15 @@ pub(super) fn make(
         stop: &stop,
         moved: &moved,
     };
+    // What hangs on another node holds up no end.
+    let stop_elsewhere = || stop() || drain.base.is_ending();
+    let control_elsewhere = CopyControl {
+        stop: &stop_elsewhere,
+        moved: &moved,
+    };
     let sealed = drain.integrity.content_on_flash(&demotion.file);
     let out = match elsewhere {
-        Some(elsewhere) => copy_elsewhere(drain, demotion, elsewhere, &file, &control)?,
+        Some(elsewhere) => copy_elsewhere(drain, demotion, elsewhere, &file, &control_elsewhere)?,
         None => None,
     };
     let is_verified = out.is_some();

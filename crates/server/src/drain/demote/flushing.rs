@@ -7,10 +7,12 @@ use std::thread::ScopedJoinHandle;
 use forebay_namespace::File;
 use forebay_tiers::{FlushTogether, start_writeback};
 use forebay_types::Errno;
+use forebay_wire::OUT_OF_REACH;
 
 use super::{Begun, Copying, Unfinished, give_up, on_pfs};
 use crate::base::failure::Failure;
 use crate::drain::Drain;
+use crate::integrity::atrest::is_out_of_reach;
 
 /// From so many files on, one flush of a whole file system is cheaper than one for each.
 const TOGETHER_FILES: usize = 8;
@@ -146,7 +148,11 @@ pub(super) fn flush_sources(
             }
             Err(error) => {
                 let what = format!("flush on flash: {error}");
-                let failure = Failure::new(Errno::EIO, what);
+                let errno = match is_out_of_reach(&error) {
+                    true => OUT_OF_REACH,
+                    false => Errno::EIO,
+                };
+                let failure = Failure::new(errno, what);
                 give_up(drain, &one.demotion, Unfinished::Failed(failure));
             }
         }

@@ -24,6 +24,7 @@ use crate::buffer::queue::Finished;
 use crate::drain::Drain;
 use crate::drain::leftover::Leftover;
 use crate::drain::picking::Line;
+use crate::integrity::atrest::is_out_of_reach;
 use copying::Made;
 use publishing::publish;
 
@@ -221,7 +222,15 @@ fn begin(drain: &Drain, object: ObjectId) -> Option<Demotion> {
     }
 }
 
+/// The node that has the object has gone meanwhile.
+fn is_of_node_away(errno: Errno) -> bool {
+    is_out_of_reach(&errno.into())
+}
+
 fn note_failure(drain: &Drain, file: &File, errno: Errno, reason: &str) {
+    if is_of_node_away(errno) {
+        return file.lock().fail_demotion(OUT_OF_REACH);
+    }
     file.lock().fail_demotion(errno);
     report(drain, file, errno, reason);
 }
@@ -339,6 +348,10 @@ fn give_up_keeping(drain: &Drain, demotion: &Demotion, failure: Unfinished) {
     let file = &demotion.file;
     let (errno, failed) = match &failure {
         Unfinished::Superseded => (None, false),
+        // Whoever waits asks again. `status` names the node.
+        Unfinished::Failed(failure) if is_of_node_away(failure.errno()) => {
+            (Some(OUT_OF_REACH), true)
+        }
         Unfinished::Failed(failure) => {
             report(drain, file, failure.errno(), &failure.to_string());
             (Some(failure.errno()), true)

@@ -169,7 +169,7 @@ impl Integrity {
         if let Err(error) = &told
             && self.buffer.tiers().kind(tier) == TierKind::Ssd
             && error.raw_os_error() != Some(libc::EINTR)
-            && !is_out_of_reach(error)
+            && !(is_out_of_reach(error) && self.buffer.tiers().holder_of(tier).is_some())
         {
             self.fail_flush(file, error);
         }
