@@ -6,7 +6,7 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use forebay_testkit::{Fleet, needs_nodes, pattern, write_file};
+use forebay_testkit::{Fleet, needs_nodes, pattern, wait_until, write_file};
 
 const MIB: usize = 1 << 20;
 
@@ -34,6 +34,8 @@ fn promise_2_what_nobody_writes_is_read_once_by_each_node() {
     let fleet = Fleet::new(2, "");
     let content = pattern(1, 4 * MIB);
     write_file(&fleet.mnt(1, "f"), content);
+    // The kernel tells of a close after it has returned: until then somebody writes.
+    wait_until("it is closed", || fleet.status()["open_files"] == 0);
     // The first time the pages would cost more than they bring.
     for _ in 0..2 {
         content.assert_in(&fleet.mnt(2, "f"));
