@@ -20,6 +20,9 @@ use crate::files::mover::{Move, refuse_primary};
 /// Who waits for the PFS may have a file for ever, and others wait for a copy of it.
 const PATIENCE: Duration = Duration::from_secs(2);
 
+/// So often a file that nobody holds open may be moved by its last close before it is stable.
+const STABLE_TRIES: u32 = 4;
+
 /// What a flush of an open file makes stable.
 #[derive(Clone, Copy)]
 struct Flush {
@@ -373,6 +376,17 @@ impl Files {
     /// Puts what a file holds now, open or not, where no loss of power reaches it: on flash, or
     /// where that has no room on the PFS.
     pub fn make_stable(&self, file: &Arc<File>) -> Result<(), Failure> {
+        for _ in 1..STABLE_TRIES {
+            match self.try_to_make_stable(file) {
+                // Nobody holds it open for this: its last close has moved it meanwhile.
+                Err(failure) if failure.errno() == Errno::EBUSY => {}
+                done => return done,
+            }
+        }
+        self.try_to_make_stable(file)
+    }
+
+    fn try_to_make_stable(&self, file: &Arc<File>) -> Result<(), Failure> {
         self.integrity.refuse_failed_flush(file)?;
         // A close may be copying it to flash, and would go on with that when it has moved there.
         let copying = file.copying();
@@ -522,6 +536,30 @@ mod tests {
 
     /// Longer than what does not wait takes.
     const LATE: Duration = Duration::from_millis(500);
+
+    #[test]
+    fn who_makes_a_file_stable_does_not_meet_the_move_of_its_last_close() {
+        let (lab, _) = Lab::with_memory();
+        let rooms = lab.rooms();
+        let handle = create(rooms, b"f", b"content");
+        let file = rooms.buffer.files().pop().expect("file");
+        assert_ne!(file.tier(), FLASH, "not in memory");
+        rooms.files.fsync(handle, false).expect("fsync");
+        let how = WriteHow::WAITING;
+        let written = rooms.files.write(handle, 0, b"changed", how);
+        assert_eq!(written.expect("write"), Some(7));
+        let open = rooms.buffer.opens().by_ino(file.ino).expect("open");
+        let growing = open.growing.lock();
+        std::thread::scope(|scope| {
+            let stable = scope.spawn(|| rooms.files.make_stable(&file));
+            // It has found the file open, and waits.
+            std::thread::sleep(Duration::from_millis(200));
+            rooms.files.release(handle).expect("close");
+            assert_eq!(file.tier(), FLASH, "the close has moved it");
+            drop(growing);
+            stable.join().expect("no panic").expect("stable");
+        });
+    }
 
     #[test]
     fn an_fsync_that_waited_while_its_file_moved_writes_over_nothing() {
