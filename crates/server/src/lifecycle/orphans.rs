@@ -30,14 +30,21 @@ enum Worth {
 impl Lifecycle {
     /// Copies of files that live elsewhere and empty ones go; what may be the only copy of
     /// something stays for `fsck`, or, where its name is another's, goes aside.
-    pub fn recover_orphans(&self, inventory: &Inventory, claimed: &HashSet<(TierId, ObjectId)>) {
+    /// Of what is `deleted` nothing is a file, wherever a move has left a copy of it.
+    pub fn recover_orphans(
+        &self,
+        inventory: &Inventory,
+        claimed: &HashSet<(TierId, ObjectId)>,
+        deleted: &HashSet<ObjectId>,
+    ) {
         for (tier, objects) in inventory {
             let Some(slot) = self.buffer.tiers().get(*tier) else {
                 continue;
             };
             let mut removed = false;
             for object in objects.iter().filter(|o| !claimed.contains(&(*tier, **o))) {
-                removed |= self.recover_orphan(*tier, slot, *object);
+                let is_deleted = deleted.contains(object);
+                removed |= self.recover_orphan(*tier, slot, *object, is_deleted);
             }
             // Brought back by a power cut, it might be taken for what it is not.
             if removed && let Err(error) = slot.tier.sync_all() {
@@ -49,7 +56,13 @@ impl Lifecycle {
     }
 
     /// Whether it was removed.
-    fn recover_orphan(&self, tier: TierId, slot: &Slot, object: ObjectId) -> bool {
+    fn recover_orphan(
+        &self,
+        tier: TierId,
+        slot: &Slot,
+        object: ObjectId,
+        is_deleted: bool,
+    ) -> bool {
         let identity = match slot.tier.identity(object) {
             Ok(identity) => identity,
             Err(error) => {
@@ -63,7 +76,11 @@ impl Lifecycle {
             Some(identity) if !identity.path.is_empty() => identity.path.clone(),
             _ => format!("(object {object} in {})", slot.tier.name()).into_bytes(),
         };
-        match self.worth_of_orphan(tier, slot, object, identity.as_ref()) {
+        let worth = match is_deleted {
+            true => Worth::Nothing,
+            false => self.worth_of_orphan(tier, slot, object, identity.as_ref()),
+        };
+        match worth {
             Worth::Adopted => failpoint::hit(failpoint::Point::RecoverAdopted),
             Worth::Nothing => {
                 if let Err(error) = slot.tier.remove(object) {
@@ -174,5 +191,45 @@ impl Lifecycle {
             self.base
                 .report(identity.path.clone(), failure.errno(), reason);
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashSet;
+
+    use forebay_types::Ino;
+
+    use crate::testing::{FLASH, Lab, create};
+
+    #[test]
+    fn what_a_move_has_left_of_a_deleted_file_is_no_file() {
+        let (lab, _) = Lab::with_memory();
+        let rooms = lab.rooms();
+        rooms
+            .files
+            .release(create(rooms, b"f", b"content"))
+            .expect("close");
+        let file = rooms.buffer.files().pop().expect("file");
+        assert_ne!(file.tier(), FLASH, "not in memory");
+        let slot = rooms.buffer.tiers().get(FLASH).expect("flash");
+        let identity = rooms.buffer.identity(&file, false);
+        let left = slot.tier.create(file.object, &identity).expect("create");
+        left.write_at(b"content", 0).expect("write");
+        drop(left);
+        rooms.base.ns().unlink(Ino::ROOT, b"f").expect("unlink");
+        // As a start that follows: nobody has it any more.
+        rooms.buffer.leave(file.object);
+        let objects = HashSet::from([file.object]);
+        let inventory = vec![(FLASH, objects.clone())];
+        let recover = |deleted| {
+            let claimed = HashSet::new();
+            rooms
+                .lifecycle
+                .recover_orphans(&inventory, &claimed, deleted);
+        };
+        recover(&objects);
+        assert!(slot.tier.open(file.object).is_err(), "it is removed");
+        assert!(rooms.base.ns().lookup(Ino::ROOT, b"f").is_err());
     }
 }

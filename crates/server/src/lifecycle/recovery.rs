@@ -94,11 +94,12 @@ impl Lifecycle {
             .into_iter()
             .chain(loaded.garbage)
             .collect();
+        let deleted = garbage.iter().map(|garbage| garbage.object).collect();
         for garbage in garbage {
             claimed.extend(garbage.tiers.iter().flatten().map(|t| (*t, garbage.object)));
             self.ns.add_garbage(garbage);
         }
-        self.recover_orphans(inventory, &claimed);
+        self.recover_orphans(inventory, &claimed, &deleted);
         for dir in loaded.dirs.iter().chain([self.ns.root()]) {
             match self.ns.sweep_dir(dir) {
                 Ok(0) => {}
