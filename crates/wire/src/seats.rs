@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::os::fd::{AsRawFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Mutex};
 
@@ -26,10 +26,10 @@ pub(crate) struct Caller {
 impl Caller {
     /// Who has connected.
     pub fn of(stream: &UnixStream) -> io::Result<Caller> {
-        let credentials = rustix::net::sockopt::socket_peercred(stream.as_fd())?;
+        let (uid, gid) = user_of(stream)?;
         Ok(Caller {
-            uid: credentials.uid.as_raw(),
-            gid: credentials.gid.as_raw(),
+            uid,
+            gid,
             groups: groups_of(stream)?,
         })
     }
@@ -44,6 +44,32 @@ impl Caller {
             mount: false,
             socket,
         }
+    }
+}
+
+/// User and group of the process that has connected (`SO_PEERCRED`). Its pid is not asked for: from
+/// another container the process has none here.
+fn user_of(stream: &UnixStream) -> io::Result<(u32, u32)> {
+    let mut credentials = libc::ucred {
+        pid: 0,
+        uid: 0,
+        gid: 0,
+    };
+    let mut bytes = size_of::<libc::ucred>() as libc::socklen_t;
+    // SAFETY: the descriptor is open, and the kernel writes no more than `bytes` bytes, which
+    // `credentials` has.
+    let result = unsafe {
+        libc::getsockopt(
+            stream.as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_PEERCRED,
+            std::ptr::from_mut(&mut credentials).cast(),
+            &mut bytes,
+        )
+    };
+    match result {
+        0 => Ok((credentials.uid, credentials.gid)),
+        _ => Err(io::Error::last_os_error()),
     }
 }
 

@@ -115,6 +115,13 @@ fn parse(said: &str) -> Option<Word<'_>> {
     Some(Word::Failed(Exit::from_code(code.parse().ok()?), text))
 }
 
+/// Whether this process leads its session.
+fn leads_session() -> bool {
+    // In a container the session may be of a process outside: its id is 0 there, which is no `Pid`.
+    // SAFETY: neither call takes a pointer.
+    unsafe { libc::getsid(0) == libc::getpid() }
+}
+
 /// How the serving process says that the mount answers.
 pub struct Readiness {
     detached: bool,
@@ -126,8 +133,7 @@ pub struct Readiness {
 impl Readiness {
     /// For the child of `--detach`, which leaves its parent's session, or for the foreground.
     pub fn new(detached: bool) -> Result<Readiness, Failure> {
-        let own = rustix::process::getpid();
-        let leads = rustix::process::getsid(None).is_ok_and(|session| session == own);
+        let leads = leads_session();
         if detached && !leads {
             rustix::process::setsid()
                 .explain("cannot leave the session", "--detached is not for people")?;

@@ -8,8 +8,8 @@ use std::process::Command;
 use std::time::Duration;
 
 use forebay_testkit::{
-    Cluster, LONG, Output, needs_file, needs_root, pattern, program_for_everybody, run_bounded,
-    wait_until, write_file,
+    Cluster, LONG, Output, needs_file, needs_root, pattern, program, program_for_everybody,
+    run_bounded, wait_until, write_file,
 };
 
 /// The user `nobody`, by number.
@@ -189,4 +189,45 @@ fn promise_2_an_ordinary_user_mounts_without_privilege() {
         .env("BASE", base);
     run_bounded(&mut command, LONG).ok();
     assert_eq!(cluster.mounts(), Vec::<String>::new());
+}
+
+/// As the first processes of a container: their session is of a process outside it.
+const CONTAINED: &str = r#"
+set -e
+cd "$BASE"
+"$@" &
+up=$!
+while ! grep -q " $BASE/mnt .* fuse.forebay " /proc/self/mountinfo; do kill -0 $up; sleep 0.05; done
+echo contained > mnt/f
+: > ready
+while [ -e ready ]; do kill -0 $up; sleep 0.05; done
+"$1" down --state state --drain --timeout 60s
+wait $up
+grep -q contained pfs/f
+"#;
+
+#[test]
+fn promise_2_a_container_has_its_burst_buffer_which_answers_processes_outside_it() {
+    if needs_root() || needs_file("/dev/fuse") {
+        return;
+    }
+    let cluster = Cluster::builder().lazy().prepare();
+    let base = cluster.base();
+    let mut command = Command::new("unshare");
+    command
+        .args(["--pid", "--fork", "--kill-child", "--mount-proc"])
+        .args(["sh", "-c", CONTAINED, "sh"])
+        .arg(program())
+        .args(cluster.up_args())
+        .env("BASE", base);
+    let contained = std::thread::spawn(move || run_bounded(&mut command, LONG));
+    wait_until("the container has written", || {
+        base.join("ready").exists() || contained.is_finished()
+    });
+    // To the server, the process that asks has no pid.
+    let asked = cluster.on_state(&["status", "--json"]);
+    let ended = fs::remove_file(base.join("ready"));
+    contained.join().expect("container").ok();
+    ended.expect("the container has written");
+    assert_ne!(asked.json()["dirty_bytes"], 0);
 }
