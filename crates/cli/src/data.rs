@@ -17,6 +17,7 @@ use forebay_wire::{Key, Peer, Reply, Request, Response, Service, UnixServer};
 
 use crate::cluster::config::{Cluster, Server};
 use crate::exit::{Exit, Explain, Failure, reason};
+use crate::server::socket_for_mounts;
 use crate::state::{self, SocketPath};
 use crate::up::detach::Readiness;
 use crate::up::layers::BOOT_ID;
@@ -119,6 +120,7 @@ fn listen(
 ) -> Result<NetServer, Failure> {
     let config = NetServerConfig {
         tcp: server.addresses.clone(),
+        unix: Some(socket_for_mounts(&server.state)),
         encrypt: cluster.encrypt,
         lease: cluster.lease,
         connection_rate: cluster.connection_rate,

@@ -8,8 +8,9 @@
 //! 2. An id leads to the file that it led to before, or nowhere: in a later session it is used only
 //!    once the name by which it was known has led to the same file again, or the server has it
 //!    without a name.
-//! 3. What the kernel reads and writes by itself is not had again. What was locked is had again
-//!    with its locks, or not at all.
+//! 3. What the kernel reads and writes by itself is had again only if the server hands over the
+//!    descriptor of the very same file; else it is another file to the kernel from then on. What
+//!    was locked is had again with its locks, or not at all.
 //! 4. What has no name is had again where it is open: the server knows which lives had it so.
 //! 5. An id is known until the caller has dropped what every answer has given of it. An answer may
 //!    come while the caller drops what it had before, and be taken up after that.
@@ -19,7 +20,7 @@ use std::collections::hash_map::Entry;
 use std::sync::Arc;
 
 use forebay_types::{Cred, Handle, Ino, OpenFlags};
-use forebay_wire::{Link, OpenMode, Opened, Request, Response, Shown};
+use forebay_wire::{Link, Opened, Reply, Request, Response, Shown};
 use parking_lot::Mutex;
 
 use crate::locked::{Asked, HeldLock, Locked};
@@ -68,6 +69,23 @@ pub(crate) struct Open {
     session: u64,
     number: Handle,
     barred: bool,
+    /// What the kernel reads and writes by itself.
+    pub(crate) backing: Option<Backing>,
+}
+
+/// A file below, by device and inode: nothing else is called so for as long as somebody has it open.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Backing(u64, u64);
+
+impl Backing {
+    /// What a reply has handed over.
+    pub(crate) fn of(reply: &Reply) -> Option<Backing> {
+        let descriptor = reply.descriptor.as_ref()?;
+        // Without an answer the file is not had again.
+        let stat = rustix::fs::fstat(descriptor.descriptor());
+        let stat = stat.inspect_err(|error| tracing::warn!("a descriptor: {error}"));
+        stat.ok().map(|stat| Backing(stat.st_dev, stat.st_ino))
+    }
 }
 
 #[derive(Default)]
@@ -230,7 +248,7 @@ impl State {
         &mut self,
         (ino, flags, cred): (Ino, OpenFlags, Cred),
         session: u64,
-        opened: &Opened,
+        (opened, backing): (&Opened, Option<Backing>),
     ) {
         let open = Open {
             ino,
@@ -238,14 +256,9 @@ impl State {
             cred,
             session,
             number: opened.handle,
-            barred: opened.mode == OpenMode::Passthrough,
+            barred: false,
+            backing,
         };
-        if open.barred
-            && let Some(node) = self.nodes.get_mut(&ino)
-        {
-            // The kernel must not go on by itself with what it has open of an earlier session.
-            node.barred = true;
-        }
         self.opens.insert(opened.handle, open);
     }
 }
@@ -264,7 +277,8 @@ impl Had {
     }
 
     /// Notes what an answer of this session has given.
-    pub(crate) fn note(&self, asks: Asks, session: u64, response: &Response) {
+    pub(crate) fn note(&self, asks: Asks, session: u64, reply: &Reply) {
+        let response = &reply.response;
         let failed = matches!(response, Response::Failed(_));
         match (asks, response) {
             (Asks::Nothing, _) => {}
@@ -274,9 +288,11 @@ impl Had {
             (Asks::Create(place, flags, cred), Response::Created(shown, opened, _)) => {
                 let mut state = self.0.lock();
                 state.found(shown, (place, cred.uid), session);
-                state.opened((shown.attr.ino, flags, cred), session, opened);
+                let file = (shown.attr.ino, flags, cred);
+                state.opened(file, session, (opened, Backing::of(reply)));
             }
             (Asks::Open(ino, flags, cred), Response::Opened(opened)) => {
+                let opened = (opened, Backing::of(reply));
                 self.0.lock().opened((ino, flags, cred), session, opened);
             }
             (Asks::Unlink(place), _) if !failed => {
@@ -384,6 +400,15 @@ impl Had {
         });
         let stay = state.opens.iter().map(|(h, o)| (*h, o.clone()));
         (stay.collect(), given_up)
+    }
+
+    /// The kernel goes on by itself with what is not what this session has by the id: to the kernel
+    /// that is another file from here on.
+    pub(crate) fn is_another(&self, ino: Ino, session: u64) {
+        if let Some(node) = self.0.lock().nodes.get_mut(&ino) {
+            node.barred = true;
+            node.found = node.found.min(session.saturating_sub(1));
+        }
     }
 
     /// A file is open again, in this session by this number; `None` gives it up. False if the

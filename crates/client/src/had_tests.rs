@@ -1,6 +1,8 @@
 //! What is had again after a restart, with a server that is a table of names.
 
 use std::collections::HashMap;
+use std::fs::File;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -9,7 +11,8 @@ use forebay_types::{
     RenameMode, TimeSpec,
 };
 use forebay_wire::{
-    Connection, Link, LockOf, OpenMode, Opened, Recall, Reply, Request, Response, Shown, WriteHow,
+    Connection, Descriptor, Link, LockOf, OpenMode, Opened, Recall, Reply, Request, Response,
+    Shown, WriteHow,
 };
 use parking_lot::Mutex;
 
@@ -39,7 +42,10 @@ const WHO: Cred = Cred {
 struct Run {
     names: HashMap<(Ino, &'static str), (Ino, u64)>,
     may_reclaim: bool,
-    passthrough: bool,
+    /// What opens hand over.
+    hands_over: Option<Arc<File>>,
+    /// Who asks takes it.
+    takes: bool,
     /// The only life that may, if there is one only.
     only: Option<u64>,
     /// It ends when a client has had all again, and before that hears of it.
@@ -88,6 +94,7 @@ impl Connection for Session {
         if run.gone {
             return Err(Errno::ENOTCONN);
         }
+        let mut descriptor = None;
         let response = match &request {
             Request::Lookup { link, .. } => {
                 let mut names = run.names.iter();
@@ -110,7 +117,8 @@ impl Connection for Session {
             }
             Request::Open { .. } => {
                 run.next += 1;
-                let mode = match run.passthrough {
+                descriptor = run.hands_over.clone().filter(|_| run.takes);
+                let mode = match descriptor.is_some() {
                     true => OpenMode::Passthrough,
                     false => OpenMode::Plain,
                 };
@@ -119,6 +127,7 @@ impl Connection for Session {
                     mode,
                     content: None,
                     bytes: 0,
+                    place: None,
                 })
             }
             Request::MayReclaim { life, .. }
@@ -151,11 +160,26 @@ impl Connection for Session {
             _ => Response::Done,
         };
         run.asked.push(request);
-        Ok(response.into())
+        Ok(Reply {
+            response,
+            descriptor: descriptor.map(|file| Arc::new(Handed(file)) as Arc<dyn Descriptor>),
+        })
     }
 
     fn hands_over_descriptors(&self) -> bool {
-        false
+        self.0.lock().takes
+    }
+
+    fn accept_descriptors(&self, yes: bool) {
+        self.0.lock().takes = yes;
+    }
+}
+
+struct Handed(Arc<File>);
+
+impl Descriptor for Handed {
+    fn descriptor(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
     }
 }
 
@@ -180,6 +204,8 @@ struct Lab {
     runs: Runs,
     server: Server,
     lasting: Lasting,
+    /// What opens of the next run hand over.
+    next_file: Option<Arc<File>>,
 }
 
 fn names() -> HashMap<(Ino, &'static str), (Ino, u64)> {
@@ -201,6 +227,7 @@ impl Lab {
             runs,
             server,
             lasting,
+            next_file: None,
         };
         lab.look(Ino::ROOT, "dir").expect("there");
         lab.look(DIR, "old").expect("there");
@@ -286,6 +313,7 @@ impl Lab {
             // No run gives a number that an earlier one has given.
             first: next,
             next,
+            hands_over: self.next_file.take(),
             ..Run::default()
         }));
         *self.runs.0.lock() = Some(self.server.clone());
@@ -426,24 +454,45 @@ fn locks_again(asked: &[Request]) -> Vec<(u64, u64)> {
     locks.collect()
 }
 
-#[test]
-fn what_is_the_kernels_or_closed_is_not_had_again() {
+fn file() -> Option<Arc<File>> {
+    Some(Arc::new(tempfile::tempfile().expect("file")))
+}
+
+/// A file that the kernel has by itself, and what the next run hands over of it.
+fn kernels(next: impl FnOnce(Option<Arc<File>>) -> Option<Arc<File>>) -> (Lab, Handle) {
     let mut lab = Lab::new();
     let closed = lab.open(OLD);
-    lab.server.lock().passthrough = true;
+    let first = file();
+    lab.server.lock().hands_over = first.clone();
+    lab.lasting.accept_descriptors(true);
     let kernels = lab.open(BORN);
+    lab.next_file = next(first);
     lab.restart(names(), true, |lab| {
         let release = Request::Release { handle: closed };
         assert_eq!(lab.ask(release), Ok(Response::Done));
     });
-    let asked = lab.asked();
-    assert!(!asked.iter().any(|r| matches!(r, Request::Open { .. })));
-    assert_eq!(lab.write(kernels), Err(Errno::ESTALE));
-    // To the kernel it is another file from here on.
+    (lab, kernels)
+}
+
+#[test]
+fn what_the_kernel_has_by_itself_is_had_again_where_it_is_the_same_file() {
+    let (lab, kernels) = kernels(|first| first);
+    assert_eq!(lab.write(kernels), Ok(Response::Moved(1)));
     lab.look(DIR, "born").expect("there");
-    lab.look(DIR, "old").expect("there");
-    let generations = [BORN, OLD].map(|ino| lab.lasting.generation_of(ino));
-    assert_eq!(generations, [lab.lasting.generation(), 1]);
+    assert_eq!(lab.lasting.generation_of(BORN), 1);
+}
+
+#[test]
+fn what_is_another_file_than_the_kernel_has_by_itself_is_not_had_again() {
+    for next in [file(), None] {
+        let (lab, kernels) = kernels(|_| next);
+        assert_eq!(lab.write(kernels), Err(Errno::ESTALE));
+        // To the kernel it is another file from here on.
+        lab.look(DIR, "born").expect("there");
+        lab.look(DIR, "old").expect("there");
+        let generations = [BORN, OLD].map(|ino| lab.lasting.generation_of(ino));
+        assert_eq!(generations, [lab.lasting.generation(), 1]);
+    }
 }
 
 #[test]
@@ -523,37 +572,39 @@ fn an_open_directory_is_told_by_its_own_number() {
 fn what_is_stale_is_named_by_its_last_path() {
     let had = Had::default();
     had.begins(1, None);
-    let look = |parent, name: &str, ino| {
+    let look = |session, parent, name: &str, shown| {
         let link = Link {
             parent,
             name: name.into(),
         };
-        let response = Response::Attr(shown(ino, 5));
-        had.note(Asks::of(&Request::Lookup { link, uid: 0 }), 1, &response);
+        let asks = Asks::of(&Request::Lookup { link, uid: 0 });
+        had.note(asks, session, &Response::Attr(shown).into());
     };
-    let open = |ino, number, mode| {
+    let open = |ino, number| {
         let flags = OpenFlags(libc::O_RDWR as u32);
         let opened = Opened {
             handle: Handle(number),
-            mode,
+            mode: OpenMode::Plain,
             content: None,
             bytes: 0,
+            place: None,
         };
         let request = Request::Open {
             ino,
             flags,
             cred: WHO,
         };
-        had.note(Asks::of(&request), 1, &Response::Opened(opened));
+        had.note(Asks::of(&request), 1, &Response::Opened(opened).into());
     };
-    look(Ino::ROOT, "dir", DIR);
-    look(DIR, "an\nold", OLD);
-    open(OLD, 1, OpenMode::Passthrough);
-    open(BORN, 2, OpenMode::Plain);
+    look(1, Ino::ROOT, "dir", shown(DIR, 5));
+    look(1, DIR, "an\nold", shown(OLD, 5));
+    open(OLD, 1);
+    open(BORN, 2);
     had.begins(2, Some(7));
+    look(2, DIR, "an\nold", shown(OLD, 6));
     let (again, given_up) = had.opens();
     assert_eq!(again.len(), 1);
-    assert_eq!(given_up, [OLD], "the kernel's own");
+    assert_eq!(given_up, [OLD], "another file has its number");
     let mut stale = Stale::default();
     assert!(stale.lines().is_empty());
     stale.add(&had, OLD);

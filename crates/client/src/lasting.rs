@@ -133,8 +133,11 @@ impl Shared {
         let life = another_life();
         let session = self.dial.dial(life, lost)?;
         self.state.lock().lives.push(life);
-        // The kernel has no use for the descriptor of what is open already.
-        let descriptors = session.hands_over_descriptors();
+        let descriptors = {
+            let wanted = self.state.lock().descriptors;
+            wanted.unwrap_or_else(|| session.hands_over_descriptors())
+        };
+        // What is open and was served by requests is had again so.
         session.accept_descriptors(false);
         let reclaim =
             |life, done| match session.call(Request::MayReclaim { life, done }, &[], &mut []) {
@@ -149,7 +152,7 @@ impl Shared {
             }
         }
         self.had.begins(generation, again);
-        if !self.had.reclaim(&*session, generation) {
+        if !self.had.reclaim(&*session, generation, descriptors) {
             return Err("it was lost before all was had again".into());
         }
         self.state.lock().had_in.push(life);
@@ -237,7 +240,7 @@ impl Shared {
                 // A session that has begun meanwhile has other locks.
                 Ok(_) if is_about_locks(&request) && !self.is_present(generation) => NOT_SENT,
                 Ok(reply) => {
-                    self.had.note(asks, generation, &reply.response);
+                    self.had.note(asks, generation, &reply);
                     return Ok(reply);
                 }
                 Err(error) => error,
@@ -252,7 +255,7 @@ impl Shared {
             }
             let is_sent = error != NOT_SENT;
             if is_sent && error != Errno::ENOTCONN {
-                self.had.note(asks, generation, &Response::Failed(error));
+                self.had.note(asks, generation, &error.into());
                 return Err(error);
             }
             if self.state.lock().closed {

@@ -4,10 +4,10 @@ use std::time::{Duration, Instant};
 
 use forebay_types::{Errno, Handle, Ino};
 use forebay_wire::{
-    Connection, Link, LockOf, NOT_SENT, OUT_OF_REACH, OpenMode, Request, Response, UNSETTLED,
+    Connection, Link, LockOf, NOT_SENT, OUT_OF_REACH, Request, Response, UNSETTLED,
 };
 
-use crate::had::{Had, Known, Open};
+use crate::had::{Backing, Had, Known, Open};
 use crate::stale::Stale;
 
 /// Opening files without a name is tried again for so long in all, with such pauses.
@@ -140,12 +140,22 @@ impl Had {
     /// Opens again what is open, as a new session begins. What cannot be, is stale from here on;
     /// what cannot be now, is tried again when it is asked for.
     /// Whether the session has lived to the end of that.
-    pub(crate) fn reclaim(&self, connection: &dyn Connection, session: u64) -> bool {
+    pub(crate) fn reclaim(
+        &self,
+        connection: &dyn Connection,
+        session: u64,
+        descriptors: bool,
+    ) -> bool {
+        let takes = |open: &Open| {
+            let has_one = descriptors && open.backing.is_some();
+            connection.accept_descriptors(has_one);
+        };
         let (mut again, mut stale) = (0, Stale::default());
         let (opens, given_up) = self.opens();
         given_up.into_iter().for_each(|ino| stale.add(self, ino));
         let mut failed = Vec::new();
         for (handle, open) in opens {
+            takes(&open);
             match self.reopen(connection, session, (handle, &open)) {
                 Ok(()) => again += 1,
                 Err(error) if is_over(error) => return false,
@@ -155,6 +165,7 @@ impl Had {
         }
         let until = Instant::now() + NAMELESS_WAIT;
         for (handle, open, error) in failed {
+            takes(&open);
             match self.try_until(connection, session, (handle, &open), error, until) {
                 Ok(()) => again += 1,
                 Err(error) if is_over(error) => return false,
@@ -233,16 +244,20 @@ impl Had {
                 flags: open.flags.without_making(),
                 cred: open.cred,
             };
-            match connection.call(request, &[], &mut [])?.response {
-                Response::Opened(opened) => Ok(opened),
+            let reply = connection.call(request, &[], &mut [])?;
+            match reply.response {
+                Response::Opened(opened) => Ok((opened, Backing::of(&reply))),
                 _ => Err(Errno::EPROTO),
             }
         });
-        let locked = reopened.and_then(|opened| {
-            let done = match opened.mode {
-                OpenMode::Plain => self.lock_again(connection, (handle, opened.handle), open),
-                // The kernel has it as one that is served by requests.
-                OpenMode::Passthrough => Err(Errno::ESTALE),
+        let locked = reopened.and_then(|(opened, backing)| {
+            // What is served by requests, requests can go on with.
+            let is_same = open.backing.is_none() || open.backing == backing;
+            let done = match (is_same, backing) {
+                (true, _) => self.lock_again(connection, (handle, opened.handle), open),
+                // The data server of this node has not said which file that is.
+                (false, None) if opened.place.is_some() => Err(OUT_OF_REACH),
+                (false, _) => Err(Errno::ESTALE),
             };
             done.inspect_err(|_| close(connection, opened.handle))
                 .map(|()| opened.handle)
@@ -259,6 +274,9 @@ impl Had {
             Err(error) => {
                 tracing::debug!("{:?} is not open any more: {error}", open.ino);
                 self.reopened(handle, session, None);
+                if open.backing.is_some() {
+                    self.is_another(open.ino, session);
+                }
                 Err(Errno::ESTALE)
             }
         }

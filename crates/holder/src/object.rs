@@ -6,8 +6,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use forebay_tiers::{
-    Allocate, BLOCKS_MAX, CopyControl, CopyError, CopyReport, Identity, Object, ObjectStat,
-    Outside, OutsideError, Seek, Sums,
+    Allocate, BLOCKS_MAX, BlocksWriters, CopyControl, CopyError, CopyReport, Identity, Object,
+    ObjectStat, Outside, OutsideError, Seek, Sums,
 };
 use forebay_types::{Errno, Handle, SetTime, limits};
 use forebay_wire::{
@@ -371,7 +371,40 @@ impl Object for RemoteObject {
         }
     }
 
+    fn block_writers(&self) -> io::Result<Box<dyn BlocksWriters>> {
+        let held = self.way.open(self.key, ObjectUse::Share)?;
+        let object = RemoteObject::new(self.way.clone(), self.key, ObjectUse::Share, held);
+        object.ask(&ObjectRequest::HoldWriters(true))?;
+        Ok(Box::new(RemoteBlocker(object)))
+    }
+
     fn descriptor(&self) -> Option<BorrowedFd<'_>> {
         None
+    }
+}
+
+/// Writers that have to wait on another node. They go on when the session ends, until somebody asks
+/// whether they wait.
+struct RemoteBlocker(RemoteObject);
+
+impl BlocksWriters for RemoteBlocker {
+    fn has_failed(&self) -> bool {
+        match self.0.ask(&ObjectRequest::HoldWriters(true)) {
+            Ok(ObjectReply::Truth(works)) => !works,
+            Ok(_) => true,
+            Err(error) => {
+                // Nobody there can be made to wait now; it is asked again.
+                tracing::debug!("writers on another node cannot be held back: {error}");
+                false
+            }
+        }
+    }
+}
+
+impl Drop for RemoteBlocker {
+    fn drop(&mut self) {
+        if let Err(error) = self.0.ask(&ObjectRequest::HoldWriters(false)) {
+            tracing::debug!("writers on another node go on with their session: {error}");
+        }
     }
 }

@@ -5,8 +5,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use forebay_tiers::{
-    CopiesOut, CopyControl, CopyReport, Identity, IdentityError, Object, Outside, OutsideError,
-    Space, Tier, TierKind,
+    CopiesOut, CopyControl, CopyReport, Elsewhere, Identity, IdentityError, Object, Outside,
+    OutsideError, Space, Tier, TierKind,
 };
 use forebay_types::{Errno, Handle, ObjectId, TierId, limits};
 use forebay_wire::{
@@ -401,6 +401,19 @@ impl Tier for RemoteTier {
 
     fn is_answering(&self) -> bool {
         self.way.is_answering()
+    }
+
+    fn tells_writers(&self) -> bool {
+        self.facts.tells_writers
+    }
+
+    fn elsewhere(&self, object: ObjectId) -> Option<Elsewhere> {
+        let (instance, tier) = (self.way.instance, self.id);
+        Some(Elsewhere {
+            instance,
+            tier,
+            object,
+        })
     }
 
     fn kind(&self) -> TierKind {

@@ -6,13 +6,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use forebay_tiers::{PfsTree, Tier};
+use forebay_tiers::{Object, PfsTree, Tier};
 use forebay_types::{Errno, Handle};
+use forebay_wire::ObjectPlace;
 use forebay_wire::net::{ClientFacts, Guest, Host};
 use parking_lot::{Mutex, RwLock, RwLockReadGuard};
 
-use crate::copies::Copies;
-use crate::service::DataSession;
+use crate::service::{DataSession, Has};
 
 /// Who begins waits for what is under way in the session before for so long.
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -98,17 +98,13 @@ impl DataServer {
     }
 
     /// Lets a session begin: the one before is over, and nothing of it runs any more.
-    pub(crate) fn begin(
-        &self,
-        instance: [u8; 16],
-        copies: Arc<Copies>,
-    ) -> io::Result<(Turn, Tiers)> {
+    pub(crate) fn begin(&self, instance: [u8; 16], has: Arc<Has>) -> io::Result<(Turn, Tiers)> {
         let tiers = self.tiers_of(instance)?;
         let mut current = self.turn.lock();
         if let Some(before) = &*current {
             before.end()?;
         }
-        let turn = Turn(Arc::new(RwLock::new(true)), copies);
+        let turn = Turn(Arc::new(RwLock::new(true)), has);
         *current = Some(turn.clone());
         Ok((turn, tiers))
     }
@@ -116,6 +112,18 @@ impl DataServer {
     /// The tiers are opened again for who begins next.
     pub(crate) fn forget_tiers(&self) {
         *self.tiers.lock() = None;
+    }
+
+    /// Opens an object that a mount is to read and write by itself. `EAGAIN` before a metadata
+    /// server has come.
+    pub(crate) fn open_shared(&self, place: &ObjectPlace) -> io::Result<Arc<dyn Object>> {
+        let tiers = match &*self.tiers.lock() {
+            Some(opened) if opened.instance == place.instance => opened.tiers.clone(),
+            Some(_) => return Err(Errno::EBUSY.into()),
+            None => return Err(Errno::EAGAIN.into()),
+        };
+        let tier = tiers.get(usize::from(place.key.tier.0));
+        tier.ok_or(Errno::ENODEV)?.open_shared(place.key.object)
     }
 
     fn tiers_of(&self, instance: [u8; 16]) -> io::Result<Tiers> {
@@ -140,7 +148,7 @@ impl DataServer {
 
 /// The right of a session to do something.
 #[derive(Clone)]
-pub(crate) struct Turn(Arc<RwLock<bool>>, Arc<Copies>);
+pub(crate) struct Turn(Arc<RwLock<bool>>, Arc<Has>);
 
 impl Turn {
     /// Held for as long as a call runs; `None` once it is another session's turn.
@@ -152,8 +160,9 @@ impl Turn {
         let mut goes_on = self.0.try_write_for(PATIENCE).ok_or(Errno::EAGAIN)?;
         *goes_on = false;
         drop(goes_on);
-        // What it has begun runs without calls.
-        self.1.end_all();
+        // What it has begun runs without calls, and what it has open for writing would be taken for
+        // a program's.
+        self.1.end();
         Ok(())
     }
 }

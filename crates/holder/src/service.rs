@@ -5,11 +5,11 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, OnceLock};
 
-use forebay_tiers::{Identity, IdentityError, Object, Tier, TierKind};
+use forebay_tiers::{BlocksWriters, Identity, IdentityError, Object, Tier, TierKind};
 use forebay_types::{Errno, Handle, ObjectId, TierId, limits};
 use forebay_wire::{
-    Descriptor, NOT_BEGUN, ObjectCall, ObjectKey, ObjectReply, ObjectRequest, ObjectTier,
-    ObjectUse, OutsideFile, Peer, Reply, Request, Response, Service,
+    Descriptor, NOT_BEGUN, ObjectCall, ObjectKey, ObjectPlace, ObjectReply, ObjectRequest,
+    ObjectTier, ObjectUse, OutsideFile, Peer, Reply, Request, Response, Service,
 };
 use parking_lot::{Mutex, RwLock};
 
@@ -24,19 +24,41 @@ const ID_BYTES: usize = size_of::<u64>();
 ///
 /// Invariants:
 /// 1. Nothing is done before the session has said whose objects it wants ([`ObjectCall::Begin`]),
-///    and nothing after another one has.
+///    and nothing after another one has. What a mount of this node asks for says it by itself, and
+///    needs no turn: its kernel reads and writes the object beside whoever has the turn.
 /// 2. A handle is never given twice, also not by another session or another run: who asks with one
 ///    of before gets `EBADF`, and nothing is done.
-/// 3. What is open in the session is closed when it is dropped.
+/// 3. What is open in the session is closed when it is dropped, and who had to wait goes on.
 pub struct DataSession {
     server: Arc<DataServer>,
     /// Once it has begun.
     begun: OnceLock<Begun>,
     /// Held by who begins it.
     beginning: Mutex<()>,
-    open: RwLock<HashMap<Handle, Arc<dyn Object>>>,
+    has: Arc<Has>,
+}
+
+/// What a session has.
+#[derive(Default)]
+pub(crate) struct Has {
+    open: RwLock<HashMap<Handle, OpenObject>>,
     /// Copies that are made for it.
     copies: Arc<Copies>,
+}
+
+impl Has {
+    /// Nothing is open any more, and no copy goes on.
+    pub fn end(&self) {
+        self.copies.end_all();
+        drop(std::mem::take(&mut *self.open.write()));
+    }
+}
+
+/// An open object.
+struct OpenObject {
+    object: Arc<dyn Object>,
+    /// While others who write it have to wait.
+    write_blocker: Option<Box<dyn BlocksWriters>>,
 }
 
 /// What a session that has begun works with.
@@ -51,14 +73,13 @@ impl DataSession {
             server,
             begun: OnceLock::new(),
             beginning: Mutex::default(),
-            open: RwLock::default(),
-            copies: Arc::default(),
+            has: Arc::default(),
         }
     }
 
     /// Objects that are open in the session.
     pub fn open_objects(&self) -> usize {
-        self.open.read().len()
+        self.has.open.read().len()
     }
 
     /// Somebody else may have the turn.
@@ -70,8 +91,7 @@ impl DataSession {
 
     /// Nothing is open any more.
     pub(crate) fn close_all(&self) {
-        self.copies.end_all();
-        drop(std::mem::take(&mut *self.open.write()));
+        self.has.end();
     }
 
     fn begin(&self, instance: [u8; 16]) -> io::Result<ObjectReply> {
@@ -79,7 +99,7 @@ impl DataSession {
             // Many may ask at once: the second to take a turn would end that of the first.
             let _one = self.beginning.lock();
             if self.begun.get().is_none() {
-                let (turn, tiers) = self.server.begin(instance, self.copies.clone())?;
+                let (turn, tiers) = self.server.begin(instance, self.has.clone())?;
                 drop(self.begun.set(Begun { turn, tiers }));
             }
         }
@@ -100,7 +120,9 @@ impl DataSession {
     }
 
     fn object(&self, handle: Handle) -> Result<Arc<dyn Object>, Errno> {
-        self.open.read().get(&handle).cloned().ok_or(Errno::EBADF)
+        let open = self.has.open.read();
+        let found = open.get(&handle).map(|open| open.object.clone());
+        found.ok_or(Errno::EBADF)
     }
 
     fn answer(
@@ -126,7 +148,7 @@ impl DataSession {
                     ObjectUse::Write => tier.create(key.object, &identity)?,
                     ObjectUse::Share => tier.create_shared(key.object, &identity)?,
                 };
-                return self.opened(object, local);
+                return self.opened(object);
             }
             ObjectCall::Open { key, how } => {
                 let tier = self.tier(key.tier)?;
@@ -134,10 +156,10 @@ impl DataSession {
                     ObjectUse::Write => tier.open(key.object)?,
                     ObjectUse::Share => tier.open_shared(key.object)?,
                 };
-                return self.opened(object, local);
+                return self.opened(object);
             }
             ObjectCall::Close(handles) => {
-                let mut open = self.open.write();
+                let mut open = self.has.open.write();
                 let closed: Vec<_> = handles.iter().map(|handle| open.remove(handle)).collect();
                 drop(open);
                 // Closing may take long; nobody waits for the table meanwhile.
@@ -167,14 +189,18 @@ impl DataSession {
                 return Ok(Response::Done.into());
             }
             ObjectCall::CopyOut { handle, to } => self.copy_out(handle, to)?,
-            ObjectCall::CopyGo { copy, upto_bytes } => self.copies.go(copy, upto_bytes)?,
+            ObjectCall::CopyGo { copy, upto_bytes } => self.has.copies.go(copy, upto_bytes)?,
             ObjectCall::CopySums { copy, from } => {
-                let bytes = self.copies.sums(copy, from, into)?;
+                let bytes = self.has.copies.sums(copy, from, into)?;
                 return Ok(Response::Moved(bytes).into());
             }
             ObjectCall::CopyEnd(copy) => {
-                self.copies.end(copy)?;
+                self.has.copies.end(copy)?;
                 return Ok(Response::Done.into());
+            }
+            ObjectCall::HandOver(place) => return self.hand_over(place, local),
+            ObjectCall::On(handle, ObjectRequest::HoldWriters(held)) => {
+                ObjectReply::Truth(self.hold_writers(handle, held)?)
             }
             ObjectCall::On(handle, request) => {
                 let object = self.object(handle)?;
@@ -187,26 +213,51 @@ impl DataSession {
     fn copy_out(&self, handle: Handle, to: OutsideFile) -> io::Result<ObjectReply> {
         let (pfs, source) = (self.server.pfs()?, self.object(handle)?);
         let copy = self.server.next_handle();
-        self.copies.begin(copy, pfs, source, to)?;
+        self.has.copies.begin(copy, pfs, source, to)?;
         Ok(ObjectReply::Opened(copy))
     }
 
-    fn opened(&self, object: Arc<dyn Object>, local: bool) -> io::Result<Reply> {
-        let mut open = self.open.write();
+    fn opened(&self, object: Arc<dyn Object>) -> io::Result<Reply> {
+        let mut open = self.has.open.write();
         if open.len() >= limits::HANDLES_PER_SESSION_MAX {
             return Err(Errno::ENFILE.into());
         }
         let handle = self.server.next_handle();
-        open.insert(handle, object.clone());
-        drop(open);
-        let descriptor = match object.descriptor().filter(|_| local) {
-            Some(file) => Some(Arc::new(Handed(file.try_clone_to_owned()?)) as Arc<dyn Descriptor>),
-            None => None,
-        };
+        let write_blocker = None;
+        open.insert(
+            handle,
+            OpenObject {
+                object,
+                write_blocker,
+            },
+        );
+        Ok(Response::Object(ObjectReply::Opened(handle)).into())
+    }
+
+    /// To a mount of this node, whose kernel opens it for itself.
+    fn hand_over(&self, place: ObjectPlace, local: bool) -> io::Result<Reply> {
+        if !local {
+            return Err(Errno::EACCES.into());
+        }
+        let object = self.server.open_shared(&place)?;
+        let file = object.descriptor().ok_or(Errno::EOPNOTSUPP)?;
         Ok(Reply {
-            response: Response::Object(ObjectReply::Opened(handle)),
-            descriptor,
+            response: Response::Done,
+            descriptor: Some(Arc::new(Handed(file.try_clone_to_owned()?))),
         })
+    }
+
+    /// Whether it works, so far.
+    fn hold_writers(&self, handle: Handle, held: bool) -> io::Result<bool> {
+        let mut open = self.has.open.write();
+        let open = open.get_mut(&handle).ok_or(Errno::EBADF)?;
+        match (held, &open.write_blocker) {
+            (false, _) => open.write_blocker = None,
+            (true, Some(_)) => {}
+            (true, None) => open.write_blocker = Some(open.object.block_writers()?),
+        }
+        let blocker = open.write_blocker.as_ref();
+        Ok(blocker.is_none_or(|blocker| !blocker.has_failed()))
     }
 
     fn identity(&self, key: ObjectKey) -> io::Result<ObjectReply> {
@@ -228,7 +279,7 @@ impl Service for DataSession {
         };
         // For as long as the call runs nobody else begins.
         let _turn = match (&call, self.begun.get()) {
-            (ObjectCall::Begin { .. }, _) => None,
+            (ObjectCall::Begin { .. } | ObjectCall::HandOver(_), _) => None,
             (_, None) => return NOT_BEGUN.into(),
             (_, Some(begun)) => match begun.turn.take() {
                 Some(turn) => Some(turn),
@@ -257,6 +308,7 @@ fn described(tier: &dyn Tier) -> ObjectTier {
         mark: tier.mark().unwrap_or_default(),
         is_memory: tier.kind() == TierKind::Dram,
         capacity_bytes: tier.capacity_bytes(),
+        tells_writers: tier.tells_writers(),
     }
 }
 
@@ -338,6 +390,8 @@ fn on(
             return Ok(Response::Done);
         }
         ObjectRequest::HasWriters => ObjectReply::Truth(object.has_writers()?),
+        // Of the session, which has what is held.
+        ObjectRequest::HoldWriters(_) => return Err(Errno::EINVAL.into()),
     };
     Ok(Response::Object(reply))
 }

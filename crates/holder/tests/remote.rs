@@ -61,6 +61,7 @@ impl Connection for Breaking {
             gid: 0,
             groups: &[],
             local: false,
+            near: false,
             mount: false,
             socket: None,
         };

@@ -43,16 +43,15 @@ impl Adapter {
         writes: Writes,
         make: impl FnOnce(BorrowedFd<'_>) -> io::Result<fuser::BackingId>,
     ) -> Option<Arc<fuser::BackingId>> {
-        let descriptor = open.descriptor.as_ref()?;
         if open.opened.mode != OpenMode::Passthrough {
             return None;
         }
-        let taken = self.backings.take(ino(node), open.opened.handle, || {
-            make(descriptor.descriptor())
-        });
+        let descriptor = open.descriptor.as_ref();
+        let make = descriptor.map(|descriptor| || make(descriptor.descriptor()));
+        let taken = self.backings.take(ino(node), open.opened.handle, make);
         let taken = taken
             .inspect_err(|error| self.no_passthrough(&error.to_string()))
-            .ok()?;
+            .ok()??;
         if writes != Writes::Nothing {
             let is_new = writes == Writes::New;
             self.belief
@@ -130,18 +129,25 @@ impl Adapter {
 
     /// Whether the kernel keeps pages of what it reads by this handle. Where others use the server,
     /// only of what is read and nobody writes: the server recalls pages before it answers a change.
-    /// Not on a node whose kernel has files by itself: it wants one kind. A large file is read
-    /// round the pages the first time, which is faster: most are read once.
+    /// Not of what the kernel has by itself: it wants one kind. A large file is read round the pages
+    /// the first time, which is faster: most are read once.
     fn keeps_pages(&self, node: INodeNo, writes: Writes, open: &OpenFile) -> bool {
         if !self.belief.is_direct() {
             return true;
         }
-        let may = writes == Writes::Nothing && !self.passthrough.load(Ordering::Acquire);
+        let handle = open.opened.handle;
+        let may = writes == Writes::Nothing;
         let Some(version) = open.opened.content.filter(|_| may) else {
-            self.kept.opened(ino(node), open.opened.handle, None);
+            self.kept.opened(ino(node), handle, None);
             return false;
         };
-        open.opened.bytes <= ONE_READ_BYTES || self.kept.is_opened_again(ino(node), version)
+        let is_worth_it =
+            open.opened.bytes <= ONE_READ_BYTES || self.kept.is_opened_again(ino(node), version);
+        let keeps = is_worth_it && self.backings.may_keep_pages(ino(node), handle);
+        if is_worth_it && !keeps {
+            self.kept.opened(ino(node), handle, None);
+        }
+        keeps
     }
 
     fn plain_flags(&self, node: INodeNo, writes: Writes, open: &OpenFile) -> FopenFlags {

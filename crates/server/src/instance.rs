@@ -16,6 +16,7 @@ use crate::base::life::StopOrder;
 use crate::base::settings::Settings;
 use crate::buffer::Buffer;
 use crate::drain::{Drain, demote};
+use crate::files::Files;
 use crate::files::pages::WriteBack;
 use crate::files::{guard, inplace, unseen};
 use crate::integrity::{scrub, seal};
@@ -151,14 +152,13 @@ impl Instance {
             self.spawn(&format!("fb-demote-{i}"), false, &rooms.drain, run)?;
         }
         monitor::look_below(&rooms.lifecycle);
-        self.spawn("fb-guard", false, &rooms.files, guard::watch::run)?;
+        for server in rooms.base.settings().servers() {
+            let watch = move |files: &Arc<Files>| guard::watch::run(files, server);
+            self.spawn(&format!("fb-guard-{server}"), false, &rooms.files, watch)?;
+            let watch = move |files: &Arc<Files>| unseen::watch::watch_writers(files, server);
+            self.spawn(&format!("fb-writers-{server}"), false, &rooms.files, watch)?;
+        }
         self.spawn("fb-room", false, &rooms.files, guard::watch::make_room)?;
-        self.spawn(
-            "fb-writers",
-            false,
-            &rooms.files,
-            unseen::watch::watch_writers,
-        )?;
         self.spawn("fb-compare", false, &rooms.files, unseen::watch::compare)?;
         self.spawn("fb-inplace", false, &rooms.files, inplace::flush::run)?;
         self.spawn("fb-monitor", false, &rooms.lifecycle, monitor::run)?;

@@ -51,6 +51,7 @@ impl Service for Server {
                     gid,
                     groups: &groups,
                     local: false,
+                    near: false,
                     mount: false,
                     socket: None,
                 };
@@ -111,8 +112,9 @@ impl Server {
                 cred,
                 shows_parent,
             } => {
+                let near = rooms.files.near(peer, cred.process);
                 let (attr, opened, descriptor) =
-                    rooms.files.create(&link, perm, flags, cred, peer.local)?;
+                    rooms.files.create(&link, perm, flags, cred, near)?;
                 rooms.plan.note_opened(opened.handle, flags, &cred);
                 // The file is there, whatever becomes of this look.
                 let look = || rooms.files.getattr(link.parent);
@@ -140,7 +142,8 @@ impl Server {
                 Response::Created(attr.into(), opened, None).into()
             }
             Request::Open { ino, flags, cred } => {
-                let (opened, descriptor) = rooms.files.open(ino, flags, peer.local)?;
+                let near = rooms.files.near(peer, cred.process);
+                let (opened, descriptor) = rooms.files.open(ino, flags, near)?;
                 rooms.plan.note_opened(opened.handle, flags, &cred);
                 Reply {
                     response: Response::Opened(opened),

@@ -343,7 +343,7 @@ impl Session {
         if let Some(ino) = effect.content() {
             common.recall_pages(ino, self.node, effect.patience());
         }
-        let opening = self.begin_open(peer, &request);
+        let opening = self.begin_open(&request);
         let mut reply = common.server.handle(peer, request, payload, into);
         drop(turn);
         self.end_open(opening, opens.file, &mut reply);
@@ -530,6 +530,7 @@ const OWN: Peer<'static> = Peer {
     gid: 0,
     groups: &[],
     local: false,
+    near: false,
     mount: true,
     socket: None,
 };
@@ -654,6 +655,7 @@ mod tests {
                         mode: OpenMode::Plain,
                         content: None,
                         bytes: 0,
+                        place: None,
                     })
                 }
                 Request::OpenDir { .. } => {

@@ -237,7 +237,7 @@ pub fn create_in(rooms: &Rooms, parent: Ino, name: &[u8], content: &[u8]) -> Han
         name: name.to_vec(),
     };
     let flags = OpenFlags(libc::O_RDWR as u32);
-    let created = rooms.files.create(&link, 0o644, flags, me(), false);
+    let created = rooms.files.create(&link, 0o644, flags, me(), None);
     let (_, opened, _) = created.expect("create");
     let written = rooms
         .files

@@ -122,3 +122,35 @@ fn a_node_that_goes_at_any_moment_of_a_start_has_lost_nothing_when_it_is_back() 
         }
     }
 }
+
+#[test]
+fn the_size_of_what_was_closed_while_its_node_was_away_is_not_taken_from_the_record() {
+    let scratch = Scratch::new();
+    let mut settings = settings_with_holder(scratch.path(), 64 << 20);
+    settings.ssd.clear();
+    settings.dram_bytes = None;
+    settings.demotion.idle = false;
+    settings.demotion.start_fraction = 0.9;
+    let flaky = Arc::new(Flaky {
+        inner: settings.holders[0].way.clone(),
+        answers: AtomicI64::new(i64::MAX),
+        away: AtomicI64::new(0),
+    });
+    settings.holders[0].way = HolderWay(flaky.clone());
+    let running = Running::start(&settings, false);
+    let (made, handle) = running.create(b"f").expect("create");
+    running.write(handle, 0, &[1; 3000]).expect("write");
+    running.client.fsync(handle, false).expect("fsync");
+    running.write(handle, 3000, &[2; 5000]).expect("write");
+    flaky.away.store(i64::MAX, Ordering::Release);
+    flaky.answers.store(0, Ordering::Release);
+    assert_eq!(running.client.release(handle), Err(OUT_OF_REACH));
+    let size = || {
+        let found = running.client.getattr(made.ino, None);
+        found.map(|found| found.attr.size)
+    };
+    assert_eq!(size(), Err(OUT_OF_REACH));
+    flaky.away.store(0, Ordering::Release);
+    assert_eq!(size(), Ok(8000));
+    drop(running);
+}

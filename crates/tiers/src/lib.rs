@@ -53,8 +53,8 @@ pub use private::make_private;
 pub use publish::{Appearance, MetadataWarning, apply_metadata};
 pub use refresh::refresh;
 pub use sums::{BLOCKS_MAX, PIECE_BYTES_MIN, Sums, checksum, sums};
-pub use tier::{Space, Tier, TierKind};
-pub use write_blocker::WriteBlocker;
+pub use tier::{Elsewhere, Space, Tier, TierKind};
+pub use write_blocker::{BlocksWriters, WriteBlocker};
 pub use writeback::{
     WriteBehind, heard_of_writeback, heard_so_far, start_writeback, wait_writeback,
 };

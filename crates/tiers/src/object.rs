@@ -5,7 +5,7 @@ use std::os::fd::BorrowedFd;
 
 use forebay_types::{SetTime, TimeSpec};
 
-use crate::Identity;
+use crate::{BlocksWriters, Identity, WriteBlocker};
 
 /// What is known of an object without reading it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -100,6 +100,16 @@ pub trait Object: Send + Sync {
     /// # Errors
     /// Where [`crate::Tier::tells_writers`] is `false`.
     fn has_writers(&self) -> io::Result<bool>;
+
+    /// Makes others who write the object wait, until what is returned is dropped. The object must
+    /// not be empty.
+    ///
+    /// # Errors
+    /// See [`WriteBlocker::on`].
+    fn block_writers(&self) -> io::Result<Box<dyn BlocksWriters>> {
+        let blocker = WriteBlocker::on(self.descriptor(), self.stat()?.size)?;
+        Ok(Box::new(blocker))
+    }
 
     /// The open file behind the object, for passthrough and zero copy; `None` where there is none.
     fn descriptor(&self) -> Option<BorrowedFd<'_>>;

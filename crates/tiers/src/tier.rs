@@ -3,7 +3,7 @@
 use std::io;
 use std::sync::Arc;
 
-use forebay_types::ObjectId;
+use forebay_types::{ObjectId, TierId};
 
 use crate::{CopiesOut, Identity, Object};
 
@@ -27,6 +27,17 @@ pub struct Space {
     pub total_bytes: u64,
     /// What ordinary users may still take, bytes.
     pub free_bytes: u64,
+}
+
+/// Where an object of another node is, for who is on that node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Elsewhere {
+    /// Whose object it is.
+    pub instance: [u8; 16],
+    /// The tier, as that node counts its own.
+    pub tier: TierId,
+    /// The object.
+    pub object: ObjectId,
 }
 
 /// A place that holds objects by id.
@@ -95,6 +106,12 @@ pub trait Tier: Send + Sync {
     /// descriptors of their own.
     fn tells_writers(&self) -> bool {
         false
+    }
+
+    /// Where its objects are on another node: what is to be asked for there. `None`: on this node.
+    fn elsewhere(&self, id: ObjectId) -> Option<Elsewhere> {
+        let _ = id;
+        None
     }
 
     /// Where its bytes are elsewhere: the way to have objects copied there. `None`: here is the

@@ -2,14 +2,13 @@
 
 use std::fs::File;
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use rustix::fs::OFlags;
 
-use crate::Object;
 use crate::file::reopen;
 
 /// `UFFDIO_API`, `UFFDIO_REGISTER` and `UFFDIO_WAKE` of `linux/userfaultfd.h`:
@@ -57,16 +56,14 @@ pub struct WriteBlocker {
 }
 
 impl WriteBlocker {
-    /// Begins to hold back writers of an object that is not empty.
+    /// Begins to hold back writers of an object that is not empty: of its descriptor and size.
     ///
     /// # Errors
     /// `ENOSYS`, `EPERM`: the kernel has no userfaultfd(2), or not for this process. `EOPNOTSUPP`:
     /// the object has no descriptor. `ENXIO`: it is empty.
-    pub fn on(object: &dyn Object) -> io::Result<WriteBlocker> {
-        let descriptor = object
-            .descriptor()
-            .ok_or_else(|| io::Error::from(io::ErrorKind::Unsupported))?;
-        if object.stat()?.size == 0 {
+    pub fn on(descriptor: Option<BorrowedFd<'_>>, size: u64) -> io::Result<WriteBlocker> {
+        let descriptor = descriptor.ok_or_else(|| io::Error::from(io::ErrorKind::Unsupported))?;
+        if size == 0 {
             return Err(io::Error::from_raw_os_error(libc::ENXIO));
         }
         let file = reopen(descriptor, OFlags::WRONLY)?;
@@ -82,9 +79,16 @@ impl WriteBlocker {
     pub fn is_held(&self) -> bool {
         self.trap.is_touched() && !self.has_failed()
     }
+}
 
-    /// Whether the file system would not have it: nobody waits.
-    pub fn has_failed(&self) -> bool {
+/// Makes others who write an object wait, for as long as it lives.
+pub trait BlocksWriters: Send + Sync {
+    /// Whether nobody waits: the file system would not have it.
+    fn has_failed(&self) -> bool;
+}
+
+impl BlocksWriters for WriteBlocker {
+    fn has_failed(&self) -> bool {
         self.trap.failed.load(Ordering::Acquire)
     }
 }
@@ -229,7 +233,7 @@ mod tests {
     use forebay_testkit::skip;
 
     use super::*;
-    use crate::FileObject;
+    use crate::{FileObject, Object};
 
     const LONG: Duration = Duration::from_secs(60);
 
@@ -243,7 +247,7 @@ mod tests {
 
     /// `None`, and the test is skipped, where this user may not: containers and ordinary users.
     fn write_blocker(object: &FileObject) -> Option<WriteBlocker> {
-        match WriteBlocker::on(object) {
+        match WriteBlocker::on(object.descriptor(), object.stat().unwrap().size) {
             Ok(write_blocker) => Some(write_blocker),
             Err(error) => {
                 assert!(
@@ -259,7 +263,10 @@ mod tests {
     fn holds_back(folder: &std::path::Path) {
         let file = tempfile::tempfile_in(folder).unwrap();
         let object = FileObject::new(file.try_clone().unwrap());
-        assert!(WriteBlocker::on(&object).is_err(), "nothing in it");
+        assert!(
+            WriteBlocker::on(object.descriptor(), object.stat().unwrap().size).is_err(),
+            "nothing in it"
+        );
         object.write_at(b"hello, world", 0).unwrap();
         let Some(write_blocker) = write_blocker(&object) else {
             return;

@@ -19,6 +19,8 @@ pub struct Peer<'a> {
     pub groups: &'a [u32],
     /// The peer shares this machine's kernel: descriptors can be handed over.
     pub local: bool,
+    /// The peer takes descriptors of the data server that is on its own node.
+    pub near: bool,
     /// The peer is the mount in this very process: it may speak for the users whom the kernel
     /// named to it.
     pub mount: bool,
@@ -191,6 +193,7 @@ impl Connection for InMemory {
             gid: self.gid,
             groups: &[],
             local: self.hands_over_descriptors(),
+            near: false,
             mount: true,
             socket: None,
         };

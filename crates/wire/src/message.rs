@@ -7,7 +7,7 @@ use forebay_types::{
 use serde::{Deserialize, Serialize};
 
 use crate::control::{Control, ControlResponse};
-use crate::object::{ObjectCall, ObjectReply};
+use crate::object::{ObjectCall, ObjectPlace, ObjectReply};
 use crate::space::{SeekWhat, SpaceChange};
 
 /// A name to be resolved in a directory.
@@ -325,7 +325,8 @@ pub enum Request {
 pub enum OpenMode {
     /// Reads and writes are requests.
     Plain,
-    /// The reply carries the object's descriptor: the kernel may read and write it by itself.
+    /// The reply carries the object's descriptor, or the data server of the mount's node has it:
+    /// the kernel may read and write it by itself.
     Passthrough,
 }
 
@@ -415,6 +416,8 @@ pub struct Opened {
     pub content: Option<ContentVersion>,
     /// How long that is, bytes; 0 where the content is not known.
     pub bytes: u64,
+    /// Of [`OpenMode::Passthrough`], where the reply carries no descriptor: who has it.
+    pub place: Option<ObjectPlace>,
 }
 
 /// What a server answers.

@@ -70,6 +70,21 @@ pub enum ObjectRequest {
     SetIdentity(Vec<u8>),
     /// Whether anybody has it open for writing; [`ObjectReply::Truth`].
     HasWriters,
+    /// Makes others who write it wait, until the contrary is said or the object is closed. Whether
+    /// it works; [`ObjectReply::Truth`].
+    HoldWriters(bool),
+}
+
+/// Where the bytes of an open file are: what a mount needs to be given its descriptor by the data
+/// server of its node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ObjectPlace {
+    /// The data server.
+    pub server: u16,
+    /// Whose object it is.
+    pub instance: [u8; 16],
+    /// Which.
+    pub key: ObjectKey,
 }
 
 /// A file on the PFS that a data server is to fill, as `tiers::Outside`.
@@ -170,6 +185,9 @@ pub enum ObjectCall {
     SyncAll(TierId),
     /// Takes back what opening the tier has made.
     GiveBack(TierId),
+    /// The descriptor of an object, for a mount on the data server's node, which need not have
+    /// begun: `Done`, with the descriptor beside it.
+    HandOver(ObjectPlace),
     /// Does something to what is open.
     On(Handle, ObjectRequest),
     /// Begins to copy an object to a file on the PFS; [`ObjectReply::Opened`] names the copy.
@@ -210,6 +228,8 @@ pub struct ObjectTier {
     pub is_memory: bool,
     /// What it may hold, bytes.
     pub capacity_bytes: u64,
+    /// Whether it tells who can write its objects ([`ObjectRequest::HasWriters`]).
+    pub tells_writers: bool,
 }
 
 /// What is known of an object without reading it.
@@ -268,6 +288,7 @@ impl ObjectCall {
             | ObjectCall::CopyGo { .. }
             | ObjectCall::CopySums { .. }
             | ObjectCall::CopyEnd(_)
+            | ObjectCall::HandOver(_)
             | ObjectCall::Close(_) => true,
             ObjectCall::On(_, request) => matches!(
                 request,
@@ -275,6 +296,7 @@ impl ObjectCall {
                     | ObjectRequest::Seek { .. }
                     | ObjectRequest::Stat
                     | ObjectRequest::HasWriters
+                    | ObjectRequest::HoldWriters(_)
             ),
             ObjectCall::Create { .. }
             | ObjectCall::Open { .. }

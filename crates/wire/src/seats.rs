@@ -41,6 +41,7 @@ impl Caller {
             gid: self.gid,
             groups: &self.groups,
             local: true,
+            near: false,
             mount: false,
             socket,
         }

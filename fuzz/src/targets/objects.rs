@@ -2,7 +2,7 @@
 
 use forebay_types::{Errno, Handle, ObjectId, SetTime, TierId, TimeSpec};
 use forebay_wire::{
-    CopyEnd, CopyFacts, CopyFailure, ObjectCall, ObjectFacts, ObjectKey, ObjectReply,
+    CopyEnd, CopyFacts, CopyFailure, ObjectCall, ObjectFacts, ObjectKey, ObjectPlace, ObjectReply,
     ObjectRequest, ObjectTier, ObjectUse, OutsideFile, SeekWhat, SpaceChange,
 };
 
@@ -59,6 +59,7 @@ pub fn calls() -> Vec<ObjectCall> {
         },
         ObjectRequest::SetIdentity(identity),
         ObjectRequest::HasWriters,
+        ObjectRequest::HoldWriters(true),
     ];
     use SpaceChange::{Allocate, PunchHole, Reserve, ZeroRange, ZeroRangeKeepSize};
     for change in [Allocate, Reserve, PunchHole, ZeroRange, ZeroRangeKeepSize] {
@@ -71,11 +72,22 @@ pub fn calls() -> Vec<ObjectCall> {
     for what in [SeekWhat::Data, SeekWhat::Hole] {
         requests.push(ObjectRequest::Seek { from: 12, what });
     }
+    all.push(ObjectCall::HandOver(PLACE));
     all.extend(copy_calls());
     let on = |request| ObjectCall::On(HANDLE, request);
     all.extend(requests.into_iter().map(on));
     all
 }
+
+/// Where an object is.
+pub const PLACE: ObjectPlace = ObjectPlace {
+    server: 3,
+    instance: [7; 16],
+    key: ObjectKey {
+        tier: TierId(1),
+        object: ObjectId(77),
+    },
+};
 
 fn copy_calls() -> [ObjectCall; 4] {
     [
@@ -107,6 +119,7 @@ pub fn replies() -> Vec<ObjectReply> {
         ObjectReply::Tiers {
             boot: "5a3c".into(),
             tiers: vec![ObjectTier {
+                tells_writers: true,
                 mark: [3; 16],
                 name: "dram".into(),
                 is_memory: true,

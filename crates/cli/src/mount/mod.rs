@@ -1,6 +1,7 @@
 //! `forebay mount`: shows the burst buffer of a server, which may be on another node.
 
 mod helper;
+mod near;
 mod place;
 mod relay;
 mod run;

@@ -12,12 +12,13 @@ use forebay_wire::net::{NetConfig, NetConnection};
 use forebay_wire::{Connection, Key, UnixServer};
 
 use super::MountArgs;
+use super::near::{Beside, Near};
 use super::place::{RunFolder, make_again};
 use super::relay::Relay;
 use super::samepfs;
 use crate::abort::Aborter;
 use crate::cluster::address::is_here;
-use crate::cluster::config::{Cluster, MountSettings};
+use crate::cluster::config::{Cluster, MountSettings, Server};
 use crate::cluster::remote::todo;
 use crate::exit::{Exit, Explain, Failure};
 use crate::instance::mount_table;
@@ -171,6 +172,8 @@ fn plan(
 /// Begins sessions with the server that serves names.
 struct ToServer {
     config: NetConfig,
+    /// The data server of this node.
+    near: Option<Arc<Near>>,
 }
 
 impl Dial for ToServer {
@@ -183,26 +186,42 @@ impl Dial for ToServer {
             tracing::warn!("the session with the server is lost: {why}");
             lost();
         });
-        Ok(Arc::new(connection))
+        Ok(match &self.near {
+            Some(near) => Arc::new(Beside::new(connection, near.clone())),
+            None => Arc::new(connection),
+        })
     }
 }
 
-/// On the server's own node the server hands over descriptors, by a socket in its state folder.
+/// On its own node a server hands over descriptors, by a socket in its state folder: the one that
+/// serves names, or else a data server.
 fn dialer(plan: &Plan) -> ToServer {
     let server = plan.cluster.metadata_server();
     let socket = socket_for_mounts(&server.state);
-    let mut addresses = server.addresses.iter();
-    let here = plan.local && addresses.any(|address| is_here(*address).unwrap_or(false));
+    let is_here = |server: &Server| {
+        let mut addresses = server.addresses.iter();
+        plan.local && addresses.any(|address| is_here(*address).unwrap_or(false))
+    };
+    let unix = (is_here(server) && socket.exists()).then_some(socket);
+    let others = plan.cluster.servers.iter();
+    let mut others = others.filter(|other| other.id != server.id && other.data);
+    let near = match unix {
+        Some(_) => None,
+        None => others.find(|other| is_here(other)),
+    };
+    let near = near.map(|near| Arc::new(Near::new(&plan.cluster, near, &plan.key)));
     ToServer {
         config: NetConfig {
             addresses: server.addresses.clone(),
-            unix: (here && socket.exists()).then_some(socket),
+            unix,
+            near: near.is_some(),
             links: plan.settings.connections,
             recalls: true,
             encrypt: plan.settings.encrypt,
             soft: plan.settings.soft,
             ..NetConfig::new(&plan.cluster.name, plan.key.clone())
         },
+        near,
     }
 }
 
@@ -215,6 +234,7 @@ fn serve(
 ) -> Result<Exit, Failure> {
     let dial = dialer(plan);
     let descriptors = dial.config.unix.is_some();
+    let passthrough = descriptors || dial.near.is_some();
     let lasting = Lasting::begin(Box::new(dial), plan.settings.soft)
         .map_err(|why| Failure::fatal(format!("{}: {why}", plan.cluster.name)))?;
     let lasting = Arc::new(lasting);
@@ -232,7 +252,7 @@ fn serve(
         source: plan.run.to_string_lossy().into_owned(),
         allow_other: plan.allow_other,
         threads: plan.settings.threads(descriptors),
-        passthrough: descriptors,
+        passthrough,
         company: Company::Shared,
         root_squashed: plan.cluster.squash_root && !descriptors,
     };

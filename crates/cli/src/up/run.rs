@@ -208,6 +208,7 @@ fn status(service: &dyn Service) -> Option<StatusBits> {
         gid: rustix::process::getegid().as_raw(),
         groups: &[],
         local: true,
+        near: false,
         mount: false,
         socket: None,
     };

@@ -290,6 +290,12 @@ pub struct Settings {
 }
 
 impl Settings {
+    /// All servers that have tiers for this one: itself, and the data servers.
+    pub fn servers(&self) -> impl Iterator<Item = u16> {
+        let holders = self.holders.iter().map(|holder| holder.server);
+        std::iter::once(self.server).chain(holders)
+    }
+
     /// Below which path people find its files: the mount, else the same names on the PFS.
     pub fn shown_at(&self) -> &Path {
         self.mount.as_deref().unwrap_or(&self.pfs)

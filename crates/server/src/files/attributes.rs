@@ -525,7 +525,7 @@ mod tests {
             let rooms = lab.rooms();
             let file = departed(&lab);
             let flags = OpenFlags(libc::O_RDONLY as u32);
-            let (reader, _) = rooms.files.open(file.ino, flags, false).expect("open");
+            let (reader, _) = rooms.files.open(file.ino, flags, None).expect("open");
             let done = rooms.files.setattr_found(&file, None, &cut(), me());
             assert_eq!(answer(done), Ok(()));
             let mut found = [0; 20];

@@ -170,7 +170,6 @@ impl Files {
         let failure = Failure::from(error);
         let errno = failure.errno();
         *open.before.lock() = None;
-        open.touched.store(false, Ordering::Release);
         open.lease_bytes.store(0, Ordering::Release);
         open.budget_bytes.store(0, Ordering::Release);
         self.buffer.activity().note();
@@ -180,6 +179,8 @@ impl Files {
             self.ns.save_later(file, &mut state);
         }
         self.leave_unclosed(file, &failure);
+        // Not before: until then this says that the record does not know the size.
+        open.touched.store(false, Ordering::Release);
         failure
     }
 
@@ -474,7 +475,7 @@ mod tests {
         assert_ne!(file.tier(), FLASH, "not in memory");
         let (opened, _) = rooms
             .files
-            .open(file.ino, OpenFlags(libc::O_RDWR as u32), false)
+            .open(file.ino, OpenFlags(libc::O_RDWR as u32), None)
             .expect("open");
         let set = SetAttr {
             size: Some(100),
@@ -511,7 +512,7 @@ mod tests {
             wait_for_write(&flash, before);
             rooms.files.make_stable(&file).expect("as before a rename");
             let flags = OpenFlags(libc::O_RDWR as u32);
-            let (opened, _) = rooms.files.open(file.ino, flags, false).expect("open");
+            let (opened, _) = rooms.files.open(file.ino, flags, None).expect("open");
             let written = rooms.files.write(opened.handle, 0, &NEW, WriteHow::WAITING);
             assert_eq!(answer(written), Ok(Some(NEW.len())));
             assert_eq!(answer(close.join().expect("thread")), Ok(()));

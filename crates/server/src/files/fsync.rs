@@ -729,7 +729,7 @@ mod tests {
         let handle = create(rooms, b"f", &[1; 4096]);
         rooms.files.release(handle).expect("close");
         let file = rooms.buffer.files().pop().expect("file");
-        let open = |flags: i32| rooms.files.open(file.ino, OpenFlags(flags as u32), false);
+        let open = |flags: i32| rooms.files.open(file.ino, OpenFlags(flags as u32), None);
         let (reader, _) = open(libc::O_RDONLY).expect("open");
         flash.inject(Operation::SetLen, When::Nth(1), Effect::Delay(LATE));
         let waits_for = |operation, calls| {
@@ -812,7 +812,7 @@ mod tests {
         rooms.files.release(writer).expect("close");
         let reader = rooms
             .files
-            .open(file.ino, OpenFlags(libc::O_RDONLY as u32), false);
+            .open(file.ino, OpenFlags(libc::O_RDONLY as u32), None);
         let reader = reader.expect("open").0.handle;
         // It is noted, and then waits for whoever looks at the end.
         let (open, _) = rooms.buffer.opens().file(reader).expect("open");
@@ -864,7 +864,7 @@ mod tests {
         });
         assert_eq!(recorded(&file), (66, false));
         let flags = OpenFlags(libc::O_RDWR as u32);
-        let opened = answer(rooms.files.open(file.ino, flags, false));
+        let opened = answer(rooms.files.open(file.ino, flags, None));
         let (opened, _) = opened.expect("nothing is wrong with it");
         rooms.files.release(opened.handle).expect("close");
         drain(rooms);

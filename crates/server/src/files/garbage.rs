@@ -211,7 +211,7 @@ mod tests {
         rooms.buffer.evict(&file).expect("it is clean");
         assert!(rooms.files.has_garbage(), "its object is still there");
         let flags = OpenFlags(libc::O_RDWR as u32);
-        let (opened, _) = rooms.files.open(file.ino, flags, false).expect("open");
+        let (opened, _) = rooms.files.open(file.ino, flags, None).expect("open");
         std::thread::scope(|scope| {
             let opening = rooms.buffer.opens().claim(file.ino);
             let (ended, end) = mpsc::channel();

@@ -4,14 +4,14 @@
 
 pub(crate) mod watch;
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::Thread;
 use std::time::{Duration, Instant};
 
 use forebay_policy::placement::Lease;
-use forebay_tiers::{Object, WriteBlocker};
+use forebay_tiers::{BlocksWriters, Object};
 use forebay_types::{ObjectId, TierId};
 use parking_lot::{Condvar, Mutex};
 
@@ -19,6 +19,9 @@ use crate::buffer::opens::OpenFile;
 
 /// Between two looks at files under unseen writing: at 10 GB/s a file grows by 50 MB meanwhile.
 const LOOK: Duration = Duration::from_millis(5);
+
+/// The same of files on another node, each of which costs a message.
+const LOOK_AFAR: Duration = Duration::from_millis(20);
 
 /// So many looks at nothing, and the guard sleeps until it is woken.
 const LOOKS_BEFORE_SLEEP: u32 = 40;
@@ -29,23 +32,42 @@ const SLEEP: Duration = Duration::from_millis(100);
 /// Between two rounds of eviction for the same need.
 const EVICTION_PAUSE: Duration = Duration::from_millis(20);
 
-/// How others talk to the guard, and the guard to who makes room.
-#[derive(Default)]
+/// How others talk to the guards, and the guards to who makes room.
 pub struct GuardPost {
-    thread: OnceLock<Thread>,
-    asleep: AtomicBool,
+    /// One for the tiers of each server: none is held up by another node.
+    guards: BTreeMap<u16, Bed>,
     wanted: Mutex<HashMap<TierId, u64>>,
     want: Condvar,
 }
 
+/// Where a guard sleeps while there is nothing to look at.
+#[derive(Default)]
+struct Bed {
+    thread: OnceLock<Thread>,
+    asleep: AtomicBool,
+}
+
 impl GuardPost {
+    /// For the tiers of these servers.
+    pub fn new(servers: impl Iterator<Item = u16>) -> GuardPost {
+        GuardPost {
+            guards: servers.map(|server| (server, Bed::default())).collect(),
+            wanted: Mutex::default(),
+            want: Condvar::new(),
+        }
+    }
+
     /// A file may have been opened that is written unseen.
     pub fn watches(&self, open: &OpenFile) {
-        if open.lease_bytes.load(Ordering::Acquire) > 0
-            && self.asleep.swap(false, Ordering::SeqCst)
-            && let Some(thread) = self.thread.get()
-        {
-            thread.unpark();
+        if open.lease_bytes.load(Ordering::Acquire) == 0 {
+            return;
+        }
+        for bed in self.guards.values() {
+            if bed.asleep.swap(false, Ordering::SeqCst)
+                && let Some(thread) = bed.thread.get()
+            {
+                thread.unpark();
+            }
         }
     }
 
@@ -62,15 +84,16 @@ impl GuardPost {
 enum Hold {
     /// Whoever writes next waits.
     BlockedWriter {
-        write_blocker: WriteBlocker,
+        write_blocker: Box<dyn BlocksWriters>,
         since: Instant,
     },
     /// It cannot be held back, or there is nothing to wait for.
     LetGo,
 }
 
-#[derive(Default)]
 struct Guard {
+    /// Whose tiers it looks at.
+    server: u16,
     held: HashMap<ObjectId, Hold>,
 }
 

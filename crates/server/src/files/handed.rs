@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use forebay_tiers::Object;
 use forebay_types::{Handle, TimeSpec};
-use forebay_wire::{ContentVersion, Descriptor, OpenMode, Opened};
+use forebay_wire::{ContentVersion, Descriptor, ObjectKey, ObjectPlace, OpenMode, Opened};
 
 use crate::base::failure::Failure;
 use crate::buffer::contents::Seen;
@@ -18,17 +18,40 @@ pub type Handed = Option<Arc<dyn Descriptor>>;
 /// An open file with the descriptor to hand over.
 pub type OpenResult = Result<(Opened, Handed), Failure>;
 
-pub(super) fn opened(handle: Handle, handed: &Handed, content: Option<Content>) -> Opened {
-    let mode = match handed.is_some() {
+/// The server on whose tiers the kernel of a client may have files by itself: that of its node.
+/// `None`: its reads and writes are requests.
+pub type Near = Option<u16>;
+
+/// How a client's kernel gets at an object.
+pub(super) enum Way {
+    /// By this descriptor.
+    Descriptor(Arc<dyn Descriptor>),
+    /// The data server of its node has one.
+    Place(ObjectPlace),
+}
+
+pub(super) fn opened(
+    handle: Handle,
+    way: Option<Way>,
+    content: Option<Content>,
+) -> (Opened, Handed) {
+    let mode = match way.is_some() {
         true => OpenMode::Passthrough,
         false => OpenMode::Plain,
     };
-    Opened {
+    let (descriptor, place) = match way {
+        Some(Way::Descriptor(descriptor)) => (Some(descriptor), None),
+        Some(Way::Place(place)) => (None, Some(place)),
+        None => (None, None),
+    };
+    let opened = Opened {
         handle,
         mode,
+        place,
         content: content.map(|content| content.version),
         bytes: content.map_or(0, |content| content.bytes),
-    }
+    };
+    (opened, descriptor)
 }
 
 /// What a file has while nobody writes it.
@@ -80,12 +103,26 @@ impl Descriptor for Local {
     }
 }
 
-pub(super) fn hand_over(target: &Target) -> Handed {
-    let Target::Buffer { object, .. } = target else {
-        return None;
-    };
-    object.descriptor()?;
-    Some(Arc::new(Local(object.clone())))
+impl Files {
+    /// How a client that is near an object's tier gets at it.
+    pub(super) fn hand_over(&self, target: &Target) -> Option<Way> {
+        let Target::Buffer { file, object, tier } = target else {
+            return None;
+        };
+        if object.descriptor().is_some() {
+            return Some(Way::Descriptor(Arc::new(Local(object.clone()))));
+        }
+        let slot = self.buffer.tiers().get(*tier)?;
+        let place = slot.tier.elsewhere(file.object)?;
+        Some(Way::Place(ObjectPlace {
+            server: slot.server,
+            instance: place.instance,
+            key: ObjectKey {
+                tier: place.tier,
+                object: place.object,
+            },
+        }))
+    }
 }
 
 #[cfg(test)]
@@ -100,7 +137,7 @@ mod tests {
         let files = &lab.rooms().files;
         let found = lab.rooms().base.ns().lookup(Ino::ROOT, name);
         let ino = found.expect("there").attr.ino;
-        let opened = files.open(ino, OpenFlags(libc::O_RDONLY as u32), false);
+        let opened = files.open(ino, OpenFlags(libc::O_RDONLY as u32), None);
         let opened = opened.expect("open").0;
         assert_eq!(opened.mode, OpenMode::Plain);
         files.release(opened.handle).expect("close");
@@ -123,12 +160,12 @@ mod tests {
         assert_eq!(told(&lab, b"f"), Some(first));
         let ino = lab.rooms().buffer.files()[0].ino;
         let flags = OpenFlags(libc::O_RDWR as u32);
-        let (opened, _) = files.open(ino, flags, false).expect("open");
+        let (opened, _) = files.open(ino, flags, None).expect("open");
         assert_eq!(opened.content, None, "it may write");
         assert_eq!(told(&lab, b"f"), None, "beside a writer");
         files.release(opened.handle).expect("close");
         assert_eq!(told(&lab, b"f"), Some(first), "nothing was written");
-        let (opened, _) = files.open(ino, flags, false).expect("open");
+        let (opened, _) = files.open(ino, flags, None).expect("open");
         let written = files.write(opened.handle, 0, b"C", WriteHow::WAITING);
         assert_eq!(answer(written), Ok(Some(1)));
         files.release(opened.handle).expect("close");
@@ -173,7 +210,7 @@ mod tests {
         assert_ne!(after, before);
         // What its object holds may not be that. An open that finds it closed looks closely.
         let flags = OpenFlags(libc::O_RDONLY as u32);
-        let (opened, _) = files.open(file.ino, flags, false).expect("open");
+        let (opened, _) = files.open(file.ino, flags, None).expect("open");
         lab.rooms().integrity.at_rest().suspect(file.object);
         assert_eq!(told(&lab, b"f"), None);
         files.release(opened.handle).expect("close");

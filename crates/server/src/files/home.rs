@@ -8,8 +8,10 @@ use forebay_policy::holders::{
 };
 use forebay_policy::placement::{NewFile, TierSpace};
 use forebay_types::{Process, TierId};
+use forebay_wire::Peer;
 
 use crate::files::Files;
+use crate::files::handed::Near;
 
 /// Where a new file comes from.
 #[derive(Clone, Copy, Debug, Default)]
@@ -59,6 +61,16 @@ impl Files {
     fn server_of(&self, space: &TierSpace) -> HolderId {
         let slot = self.buffer.tiers().get(TierId(space.index as u8));
         HolderId(slot.map_or(self.settings.server, |slot| slot.server))
+    }
+
+    /// The server whose tiers' files a client's kernel may have by itself; `process` asks through
+    /// the client.
+    pub fn near(&self, peer: Peer<'_>, process: Process) -> Near {
+        match (peer.local, peer.near) {
+            (true, _) => Some(self.settings.server),
+            (false, true) => self.holder_near(process).map(|id| id.0),
+            (false, false) => None,
+        }
     }
 
     /// The data server on the node of a process, if there is one.

@@ -261,7 +261,7 @@ mod tests {
         let file = create_drained(rooms);
         assert!(!file.lock().is_dirty());
         let flags = OpenFlags(libc::O_RDWR as u32);
-        let (opened, _) = rooms.files.open(file.ino, flags, false).expect("open");
+        let (opened, _) = rooms.files.open(file.ino, flags, None).expect("open");
         lab.store.fail_from(lab.pfs("f"));
         // A second try would be the first to do it if it took the record for written.
         for try_ in 1..=3 {
@@ -327,7 +327,7 @@ mod tests {
         drain(rooms);
         let file = rooms.buffer.files().pop().expect("file");
         let flags = OpenFlags(libc::O_RDWR as u32);
-        let (opened, _) = rooms.files.open(file.ino, flags, false).expect("open");
+        let (opened, _) = rooms.files.open(file.ino, flags, None).expect("open");
         lab.store.fail_from(lab.pfs("f"));
         let how = WriteHow::WAITING;
         let written = rooms.files.write(opened.handle, 0, b"CONTENT", how);
@@ -404,7 +404,7 @@ mod tests {
         let file = rooms.buffer.file(object).expect("file");
         let (opened, _) = rooms
             .files
-            .open(file.ino, OpenFlags(libc::O_RDONLY as u32), true)
+            .open(file.ino, OpenFlags(libc::O_RDONLY as u32), Some(0))
             .expect("open");
         let (open, _) = rooms.buffer.opens().file(opened.handle).expect("open");
         assert!(open.passthrough);
@@ -440,7 +440,7 @@ mod tests {
         };
         let open = |name: &[u8], flags: i32| {
             let flags = OpenFlags((libc::O_RDWR | flags) as u32);
-            let opened = rooms.files.open(find(name), flags, false);
+            let opened = rooms.files.open(find(name), flags, None);
             opened.map(|(opened, _)| opened.handle)
         };
         let append = WriteHow {
@@ -483,7 +483,7 @@ mod tests {
             name: b"new".to_vec(),
         };
         let flags = OpenFlags(libc::O_RDWR as u32);
-        let made = rooms.files.create(&link, 0o644, flags, me(), false);
+        let made = rooms.files.create(&link, 0o644, flags, me(), None);
         assert_eq!(answer(made.map(drop)), Err(refused));
         assert_eq!(lab.on_pfs("in/i"), b"line\n");
         assert_eq!(lab.on_pfs("in/a"), b"line\nmore\n");
@@ -495,7 +495,7 @@ mod tests {
         let rooms = lab.rooms();
         let file = create_drained(rooms);
         let flags = OpenFlags(libc::O_RDWR as u32);
-        let (opened, _) = rooms.files.open(file.ino, flags, false).expect("open");
+        let (opened, _) = rooms.files.open(file.ino, flags, None).expect("open");
         let (open, _) = rooms.buffer.opens().file(opened.handle).expect("open");
         // The PFS did not answer; the program was told so, and has closed the file.
         rooms.files.release(opened.handle).expect("close");
@@ -548,7 +548,7 @@ mod tests {
             std::thread::spawn(move || {
                 let found = early.base.ns().lookup(Ino::ROOT, b"f").expect("there");
                 let flags = OpenFlags(libc::O_RDONLY as u32);
-                let opened = answer(early.files.open(found.attr.ino, flags, false));
+                let opened = answer(early.files.open(found.attr.ino, flags, None));
                 tell.send(opened.expect("open").0.handle).expect("told");
             });
             std::thread::sleep(std::time::Duration::from_millis(200));
@@ -564,7 +564,7 @@ mod tests {
 
     fn open(rooms: &Rooms, file: &File) -> Result<forebay_types::Handle, Errno> {
         let flags = OpenFlags(libc::O_RDWR as u32);
-        let opened = answer(rooms.files.open(file.ino, flags, false));
+        let opened = answer(rooms.files.open(file.ino, flags, None));
         opened.map(|(opened, _)| opened.handle)
     }
 

@@ -97,7 +97,7 @@ impl Files {
             names: Names::default(),
             losses: Losses::default(),
             descriptors,
-            guard: GuardPost::default(),
+            guard: GuardPost::new(drain.base().settings().servers()),
             unseen: Unseen::default(),
             pages: Pages::default(),
             unnamed: Unnamed::default(),

@@ -5,18 +5,18 @@ use std::sync::atomic::Ordering;
 
 use forebay_namespace::{Dir, File, NewFile as NewRecord, Node, PlainNode, ctime_after};
 use forebay_policy::placement::{NewFile, grant_passthrough_write};
-use forebay_tiers::{FileObject, Identity, Object, ParentKey, PfsStat, TierKind};
+use forebay_tiers::{FileObject, Identity, Object, ObjectStat, ParentKey, PfsStat, TierKind};
 use forebay_types::{
     Attr, Cred, Errno, FileKind, Generation, Ino, ObjectId, OpenFlags, Process, TierId, TimeSpec,
     failpoint,
 };
-use forebay_wire::{Descriptor, Link, Opened};
+use forebay_wire::{Link, Opened};
 
 use crate::base::failure::{Failure, both};
 use crate::buffer::opens::{Before, Claim, OpenFile, Target};
 use crate::files::Files;
 use crate::files::change::stale_if_gone;
-use crate::files::handed::{Handed, Local, OpenResult, hand_over, opened};
+use crate::files::handed::{Handed, Local, Near, OpenResult, Way, opened};
 use crate::files::home::Origin;
 use crate::integrity::atrest::Purpose;
 
@@ -57,12 +57,12 @@ impl Files {
         perm: u16,
         flags: OpenFlags,
         cred: Cred,
-        local: bool,
+        near: Near,
     ) -> Result<(Attr, Opened, Handed), Failure> {
-        match self.create_new(link, perm, flags, cred, local) {
+        match self.create_new(link, perm, flags, cred, near) {
             // It was there, or several nodes make it at once and another one was faster.
             Err(failure) if failure.errno() == Errno::EEXIST && !flags.exclusive() => {
-                let found = self.open_existing(link, flags, &cred, local);
+                let found = self.open_existing(link, flags, &cred, near);
                 // By now it may be gone again.
                 found.map_err(stale_if_taken)
             }
@@ -76,7 +76,7 @@ impl Files {
         perm: u16,
         flags: OpenFlags,
         cred: Cred,
-        local: bool,
+        near: Near,
     ) -> Result<(Attr, Opened, Handed), Failure> {
         let (dir, free) = self.ns.check_free(link.parent, &link.name, &cred)?;
         // It may take its time: the first one that finds no room makes the overflow, on a busy PFS.
@@ -95,10 +95,9 @@ impl Files {
             gid: free.gid,
         };
         let carried = self.identity_of_new(&dir, fresh);
-        let shared = local
-            && flags.writes()
+        let shared = flags.writes()
             && foreseen.bytes.is_some()
-            && self.may_pass_through(foreseen.tier);
+            && self.may_pass_through(foreseen.tier, near);
         self.make_way();
         let (tier, object) = self.create_object(foreseen.tier, &carried, shared)?;
         failpoint::hit(failpoint::Point::CreateObject);
@@ -174,14 +173,14 @@ impl Files {
         link: &Link,
         flags: OpenFlags,
         cred: &Cred,
-        local: bool,
+        near: Near,
     ) -> Result<(Attr, Opened, Handed), Failure> {
         if cred.uid != 0 && cred.uid != rustix::process::geteuid().as_raw() {
             return Err(Errno::ESTALE.into());
         }
         let found = self.ns.lookup(link.parent, &link.name)?;
         let attr = self.live_attr(found.attr, found.file.as_ref())?;
-        let (opened, descriptor) = self.open(attr.ino, flags, local)?;
+        let (opened, descriptor) = self.open(attr.ino, flags, near)?;
         Ok((attr, opened, descriptor))
     }
 
@@ -193,15 +192,11 @@ impl Files {
         (series, predicted): (u64, Option<u64>),
         flags: OpenFlags,
     ) -> (Opened, Handed) {
-        let descriptor = lease.and_then(|_| hand_over(&target));
-        if descriptor.is_some() {
+        let way = lease.and_then(|_| self.hand_over(&target));
+        if way.is_some() {
             self.hold_open(&target);
         }
-        let open = Arc::new(
-            self.buffer
-                .opens()
-                .make(claim.ino(), target, descriptor.is_some()),
-        );
+        let open = Arc::new(self.buffer.opens().make(claim.ino(), target, way.is_some()));
         open.lease_bytes
             .store(lease.unwrap_or(0), Ordering::Release);
         open.series.store(series, Ordering::Release);
@@ -210,7 +205,7 @@ impl Files {
         let handle = self.buffer.opens().add(claim, &open, flags);
         self.guard.watches(&open);
         // Who creates a file is about to write it.
-        (opened(handle, &descriptor, None), descriptor)
+        opened(handle, way, None)
     }
 
     /// Application and version of a file that a process is about to create: where its path says
@@ -251,21 +246,21 @@ impl Files {
 
     /// Opens a file for whatever `flags` say. Of one that has lost its name since that was looked
     /// up, `ESTALE` has the kernel look again: another file may have taken the name in one step.
-    pub fn open(&self, ino: Ino, flags: OpenFlags, local: bool) -> OpenResult {
-        self.open_found(ino, flags, local).map_err(stale_if_gone)
+    pub fn open(&self, ino: Ino, flags: OpenFlags, near: Near) -> OpenResult {
+        self.open_found(ino, flags, near).map_err(stale_if_gone)
     }
 
-    fn open_found(&self, ino: Ino, flags: OpenFlags, local: bool) -> OpenResult {
+    fn open_found(&self, ino: Ino, flags: OpenFlags, near: Near) -> OpenResult {
         self.make_way();
         let claim = self.buffer.opens().claim(ino);
         if let Some(open) = claim.open() {
             self.refuse_readers_of_damaged(&open, flags)?;
             let handle = self.buffer.opens().add(&claim, &open, flags);
-            let joined = self.join(&open, flags, local);
+            let joined = self.join(&open, flags, near);
             let content = self.content_of(&open);
             drop(claim);
             return match joined {
-                Ok(descriptor) => Ok((opened(handle, &descriptor, content), descriptor)),
+                Ok(way) => Ok(opened(handle, way, content)),
                 Err(failure) => {
                     let released = self.release(handle);
                     both("open", released, Err(failure)).map(|((), never)| never)
@@ -274,7 +269,7 @@ impl Files {
         }
         let open = match self.ns.node(ino)? {
             Node::Dir(_) => return Err(Errno::EISDIR.into()),
-            Node::File(file) => match self.open_unopened(&claim, &file, flags, local)? {
+            Node::File(file) => match self.open_unopened(&claim, &file, flags, near)? {
                 Some(open) => open,
                 // Its copy was damaged and has left.
                 None => match self.ns.node(ino)? {
@@ -287,15 +282,15 @@ impl Files {
             }
             Node::Plain(_) => return Err(Errno::ENXIO.into()),
         };
-        let descriptor = match open.passthrough {
-            true => hand_over(&open.target.read()),
+        let way = match open.passthrough {
+            true => self.hand_over(&open.target.read()),
             false => None,
         };
         let open = Arc::new(open);
         let handle = self.buffer.opens().add(&claim, &open, flags);
         let content = self.content_of(&open);
         self.guard.watches(&open);
-        Ok((opened(handle, &descriptor, content), descriptor))
+        Ok(opened(handle, way, content))
     }
 
     /// A file of which a flush has failed is opened by who only writes: the kernel cuts it to
@@ -316,9 +311,9 @@ impl Files {
         claim: &Claim<'_>,
         file: &Arc<File>,
         flags: OpenFlags,
-        local: bool,
+        near: Near,
     ) -> Result<Option<OpenFile>, Failure> {
-        let shared = local && self.may_pass_through(file.tier());
+        let shared = self.may_pass_through(file.tier(), near);
         let is_renewed = !flags.reads() && file.lock().residency.flush_failed;
         let purpose = match is_renewed {
             true => Purpose::Shape,
@@ -328,7 +323,7 @@ impl Files {
         let Some((tier, object, blocks)) = found else {
             return Ok(None);
         };
-        let passthrough = shared && blocks.is_none() && self.may_pass_through(tier);
+        let passthrough = shared && blocks.is_none() && self.may_pass_through(tier, near);
         let mut open = self.open_buffer(file, (tier, object), flags, passthrough)?;
         if shared && !open.passthrough {
             let target = open.target.get_mut();
@@ -443,7 +438,7 @@ impl Files {
 
     /// A further handle on a file that is open already. A client on another node gets no descriptor
     /// of what others have in passthrough: its reads and writes are requests.
-    fn join(&self, open: &OpenFile, flags: OpenFlags, local: bool) -> Result<Handed, Failure> {
+    fn join(&self, open: &OpenFile, flags: OpenFlags, near: Near) -> Result<Option<Way>, Failure> {
         let target = open.target.read();
         if let Target::Pfs { file, .. } = &*target
             && flags.writes()
@@ -472,23 +467,31 @@ impl Files {
                 self.guard.watches(open);
             }
         }
-        let handed = match (&*target, open.passthrough && local) {
+        let is_near = matches!(&*target, Target::Buffer { tier, .. } if self.is_near(*tier, near));
+        let way = match (&*target, open.passthrough && is_near) {
             // The kernel has it, and asks for one only to be sure: it need not be taken back for
             // that.
             (Target::Buffer { file, object, tier }, true) if !object.is_held() => {
                 let again = self.buffer.tiers().open_object(*tier, file.object)?;
-                Some(Arc::new(Local(again)) as Arc<dyn Descriptor>)
+                Some(Way::Descriptor(Arc::new(Local(again))))
             }
-            (target, true) => hand_over(target),
+            (target, true) => self.hand_over(target),
             (_, false) => None,
         };
-        Ok(handed)
+        Ok(way)
     }
 
-    /// Whether the kernel may write objects of a tier by itself: where it tells who does, and not
-    /// while the server ends.
-    fn may_pass_through(&self, tier: TierId) -> bool {
+    /// Whether a tier is on the node of a client.
+    fn is_near(&self, tier: TierId, near: Near) -> bool {
+        let slot = self.buffer.tiers().get(tier);
+        near.is_some() && slot.map(|slot| slot.server) == near
+    }
+
+    /// Whether a client's kernel may write objects of a tier by itself: on its own node, where the
+    /// tier tells who does, and not while the server ends.
+    fn may_pass_through(&self, tier: TierId, near: Near) -> bool {
         self.settings.passthrough
+            && self.is_near(tier, near)
             && self.plan.engine().allows_passthrough()
             && matches!(
                 self.buffer.tiers().kind(tier),
@@ -547,6 +550,11 @@ impl Files {
             });
             (open.cloned(), changing)
         });
+        if !changing && self.buffer.is_unclosed(file.object) {
+            let object = self.buffer.tiers().open_object(file.tier(), file.object)?;
+            grow_to(&mut attr, &object.stat()?);
+            return Ok(attr);
+        }
         let Some(open) = open else {
             return Ok(attr);
         };
@@ -557,14 +565,18 @@ impl Files {
             Target::Pfs { writable, .. } => *writable,
         };
         if live && !(self.buffer.is_on_pfs(&target) && self.base.health().is_silent()) {
-            let stat = target.object().stat()?;
-            attr.size = stat.size;
-            attr.blocks = stat.allocated_bytes.div_ceil(512);
-            attr.mtime = stat.mtime;
-            attr.ctime = ctime_after(attr.ctime, stat.mtime);
+            grow_to(&mut attr, &target.object().stat()?);
         }
         Ok(attr)
     }
+}
+
+/// Of a file whose record does not say yet what it has become.
+fn grow_to(attr: &mut Attr, stat: &ObjectStat) {
+    attr.size = stat.size;
+    attr.blocks = stat.allocated_bytes.div_ceil(512);
+    attr.mtime = stat.mtime;
+    attr.ctime = ctime_after(attr.ctime, stat.mtime);
 }
 
 /// What a file system says to an open for writing of a file that nobody may change, or only append
@@ -605,7 +617,7 @@ mod tests {
         };
         let flags = OpenFlags((libc::O_RDWR | libc::O_CREAT) as u32);
         let create = |flags, cred| {
-            let made = rooms.files.create(&link, 0o644, flags, cred, false);
+            let made = rooms.files.create(&link, 0o644, flags, cred, None);
             made.map(|(_, opened, _)| opened.handle)
         };
         let somebody = Cred {
@@ -634,7 +646,7 @@ mod tests {
             };
             let make = || {
                 together.wait();
-                let made = rooms.files.create(&link, 0o644, flags, me(), false);
+                let made = rooms.files.create(&link, 0o644, flags, me(), None);
                 answer(made.map(|(attr, opened, _)| (attr.ino, opened.handle)))
             };
             let made = std::thread::scope(|scope| {
@@ -661,7 +673,7 @@ mod tests {
         let ino = rooms.buffer.files().pop().expect("file").ino;
         rooms.base.ns().unlink(Ino::ROOT, b"f").expect("unlink");
         rooms.files.collect_garbage();
-        let opened = rooms.files.open(ino, OpenFlags(0), false);
+        let opened = rooms.files.open(ino, OpenFlags(0), None);
         assert_eq!(answer(opened.map(|_| ())), Err(Errno::ESTALE));
         let cut = SetAttr {
             size: Some(3),
@@ -709,7 +721,7 @@ mod tests {
         let lab = Lab::new();
         let rooms = lab.rooms();
         let flags = OpenFlags(libc::O_RDWR as u32);
-        let open = |ino| rooms.files.open(ino, flags, false).map(|_| ());
+        let open = |ino| rooms.files.open(ino, flags, None).map(|_| ());
         std::fs::create_dir(lab.pfs("d")).expect("mkdir");
         for name in ["f", "d/g"] {
             std::fs::write(lab.pfs(name), b"content").expect("write");

@@ -223,7 +223,7 @@ mod tests {
         let open = |name: &[u8], flags: i32| {
             let found = rooms.base.ns().lookup(Ino::ROOT, name).expect("there");
             let flags = OpenFlags(flags as u32);
-            let opened = rooms.files.open(found.attr.ino, flags, false);
+            let opened = rooms.files.open(found.attr.ino, flags, None);
             opened.expect("open").0.handle
         };
         let holding = || {

@@ -88,7 +88,7 @@ mod tests {
             std::fs::write(lab.pfs(name), vec![8; bytes]).expect("write");
             let found = ns.lookup(Ino::ROOT, name.as_bytes()).expect("lookup");
             let ino = found.attr.ino;
-            let (opened, _) = rooms.files.open(ino, flags, false).expect("open");
+            let (opened, _) = rooms.files.open(ino, flags, None).expect("open");
             ns.hold(ino, 3).expect("hold");
             rooms.files.keep_for_clients(&Link {
                 parent: Ino::ROOT,

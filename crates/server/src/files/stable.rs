@@ -130,7 +130,7 @@ impl Files {
 
     /// What an fsync by its user does.
     fn stabilise(&self, file: &Arc<File>) -> Result<(), Failure> {
-        let (opened, _) = match self.open(file.ino, OpenFlags(libc::O_RDONLY as u32), false) {
+        let (opened, _) = match self.open(file.ino, OpenFlags(libc::O_RDONLY as u32), None) {
             Ok(opened) => opened,
             // Unlinked or replaced meanwhile: its name is gone.
             Err(failure) if matches!(failure.errno(), Errno::ENOENT | Errno::ESTALE) => {

@@ -81,7 +81,7 @@ impl Unseen {
     pub fn keep(&self, handle: Handle) {
         tracing::trace!("{handle:?} is kept: its file can still be written");
         self.outliving.lock().push(handle);
-        self.outlived.notify_one();
+        self.outlived.notify_all();
     }
 
     /// A file was closed without a trace of a change: whether its content is what it was is still

@@ -95,6 +95,7 @@ mod tests {
             gid: uid,
             groups: &[],
             local: true,
+            near: false,
             mount: false,
             socket: None,
         })

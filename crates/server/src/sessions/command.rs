@@ -65,6 +65,7 @@ mod tests {
             gid: 0,
             groups: &[],
             local: false,
+            near: false,
             mount: true,
             socket: None,
         };

@@ -94,7 +94,7 @@ impl Session {
     /// would let a kernel have by itself what others will have again. No thread waits for that.
     pub(super) fn has_to_wait(&self, peer: Peer<'_>, request: &Request, effect: &Effect) -> bool {
         let opens = matches!(request, Request::Open { .. } | Request::Create { .. });
-        let concerns = effect.may_change_content() || (peer.local && opens);
+        let concerns = effect.may_change_content() || ((peer.local || peer.near) && opens);
         // A kernel writes nothing back while it sets a size: two clients that do so could wait for
         // each other.
         let is_over = effect.patience() == Patience::Short && self.common.is_long_since_start();
@@ -105,10 +105,9 @@ impl Session {
     }
 
     /// Before the server opens a file to be read by a client that may keep pages: the file.
-    pub(super) fn begin_open(&self, peer: Peer<'_>, request: &Request) -> Option<Ino> {
+    pub(super) fn begin_open(&self, request: &Request) -> Option<Ino> {
         match request {
-            // One that takes descriptors keeps no pages.
-            Request::Open { ino, flags, .. } if !flags.writes() && !peer.local => {
+            Request::Open { ino, flags, .. } if !flags.writes() => {
                 self.common.keepers.opens(*ino, self.node);
                 Some(*ino)
             }
@@ -156,6 +155,7 @@ impl Session {
         }
         if mode == OpenMode::Passthrough && !keepers.may_pass(ino, self.node, handle) {
             opened.mode = OpenMode::Plain;
+            opened.place = None;
             reply.descriptor = None;
         }
     }

@@ -107,6 +107,7 @@ impl Case {
             gid: 0,
             groups: &[],
             local: false,
+            near: false,
             mount: true,
             socket: None,
         };
@@ -191,6 +192,7 @@ fn a_client_on_the_servers_own_socket_has_root_and_one_from_the_network_has_not(
             gid: 0,
             groups: &[],
             local: false,
+            near: false,
             mount: true,
             socket: None,
         };

@@ -194,6 +194,7 @@ impl FakeGuest {
                     mode: OpenMode::Passthrough,
                     content: None,
                     bytes: 0,
+                    place: None,
                 }),
                 descriptor: peer
                     .local

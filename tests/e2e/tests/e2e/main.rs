@@ -24,6 +24,7 @@ mod kept;
 mod locks;
 mod mappings;
 mod nameless;
+mod near;
 mod nodes;
 mod one_tree;
 mod oversubscription;

@@ -403,8 +403,10 @@ fn bad_input_a_store_that_cannot_be_used_is_refused_without_its_password() {
     );
     fleet.use_store(&accepted);
     fleet.start_server();
-    let log = fleet.log("server.log");
-    assert!(log.contains("may lose its last two seconds"), "{log}");
+    wait_until("the loss is told", || {
+        let log = fleet.log("server.log");
+        log.contains("may lose its last two seconds")
+    });
     let status = fleet.status();
     assert_eq!(status["store"], store.url("prefix=fleet"));
     fleet.kill_server();

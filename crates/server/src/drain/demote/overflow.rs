@@ -235,7 +235,7 @@ mod tests {
         let file = file.expect("in the burst buffer");
         assert_eq!(rooms.buffer.tiers().kind(file.tier()), TierKind::Pfs);
         let flags = OpenFlags(libc::O_RDONLY as u32);
-        let (reader, _) = rooms.files.open(file.ino, flags, false).expect("open");
+        let (reader, _) = rooms.files.open(file.ino, flags, None).expect("open");
         drain(rooms);
         assert!(file.lock().residency.clean);
         lab.store.fail_from(lab.pfs("f"));
@@ -267,7 +267,7 @@ mod tests {
         let open = || {
             rooms
                 .files
-                .open(file.ino, OpenFlags(libc::O_RDONLY as u32), false)
+                .open(file.ino, OpenFlags(libc::O_RDONLY as u32), None)
         };
         assert_eq!(answer(open()).err(), Some(Errno::EIO));
         lab.store.heal();

@@ -295,7 +295,7 @@ mod tests {
             let flags = OpenFlags(libc::O_RDONLY as u32);
             let opened = rooms
                 .files
-                .open(found.expect("lookup").attr.ino, flags, false);
+                .open(found.expect("lookup").attr.ino, flags, None);
             opened.expect("open").0.handle
         };
         let handles: Vec<_> = (0..FILES).map(open).collect();

@@ -1,6 +1,6 @@
 //! The threads that watch over leases.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
@@ -9,33 +9,45 @@ use forebay_policy::placement::{
     Extension, HeldBack, Lease, MIN_EXTENSION_BYTES, extend_lease, held_back, kept_memory_bytes,
     may_borrow,
 };
-use forebay_tiers::{MachineMemory, TierKind, WriteBlocker};
+use forebay_tiers::{MachineMemory, TierKind};
 use forebay_types::{Errno, format_size};
 
-use super::{EVICTION_PAUSE, Growing, Guard, Hold, LOOK, LOOKS_BEFORE_SLEEP, SLEEP, be_punctual};
+use super::{
+    EVICTION_PAUSE, Growing, Guard, Hold, LOOK, LOOK_AFAR, LOOKS_BEFORE_SLEEP, SLEEP, be_punctual,
+};
 use crate::buffer::opens::Target;
 use crate::files::Files;
 
-/// The guard's thread.
-pub fn run(files: &Arc<Files>) {
+/// The thread of the guard of a server's tiers.
+pub fn run(files: &Arc<Files>, server: u16) {
+    let Some(bed) = files.guard.guards.get(&server) else {
+        return;
+    };
     // Nobody else sets it.
-    let _ = files.guard.thread.set(std::thread::current());
+    let _ = bed.thread.set(std::thread::current());
+    let pause = match server == files.settings.server {
+        true => LOOK,
+        false => LOOK_AFAR,
+    };
     be_punctual();
-    let mut guard = Guard::default();
+    let mut guard = Guard {
+        server,
+        held: HashMap::new(),
+    };
     let mut idle_looks = 0;
     while !files.base.is_ending() {
         let any = guard.look(files) > 0;
         idle_looks = if any { 0 } else { idle_looks + 1 };
         if idle_looks <= LOOKS_BEFORE_SLEEP {
-            std::thread::sleep(LOOK);
+            std::thread::sleep(pause);
             continue;
         }
-        files.guard.asleep.store(true, Ordering::SeqCst);
+        bed.asleep.store(true, Ordering::SeqCst);
         // Whoever got a lease before they could see that nobody looks.
         if guard.look(files) == 0 {
             std::thread::park_timeout(SLEEP);
         }
-        if !files.guard.asleep.swap(false, Ordering::SeqCst) {
+        if !bed.asleep.swap(false, Ordering::SeqCst) {
             // Others are likely to follow: of a thousand creates each would wake the guard.
             idle_looks = 0;
         }
@@ -71,11 +83,16 @@ impl Guard {
             if lease == 0 || !open.is_written() {
                 return;
             }
-            leases += 1;
-            let target = open.target.read().clone();
-            let Target::Buffer { file, object, tier } = target else {
+            // Who moves it may wait for another node.
+            let target = open.target.try_read().map(|target| target.clone());
+            let Some(Target::Buffer { file, object, tier }) = target else {
                 return;
             };
+            let slot = files.buffer.tiers().get(tier);
+            if slot.is_none_or(|slot| slot.server != self.server || !slot.tier.is_answering()) {
+                return;
+            }
+            leases += 1;
             let Ok(stat) = object.stat() else {
                 return;
             };
@@ -111,13 +128,13 @@ impl Guard {
                 .waited_writes
                 .fetch_add(1, Ordering::Relaxed);
             let write_blocker = match growing.object.is_held() {
-                true => WriteBlocker::on(growing.object),
+                true => growing.object.block_writers(),
                 // It holds the file by itself.
                 false => files
                     .buffer
                     .tiers()
                     .open_object(growing.tier, growing.id)
-                    .and_then(|object| WriteBlocker::on(&*object)),
+                    .and_then(|object| object.block_writers()),
             };
             match write_blocker {
                 Ok(write_blocker) => Hold::BlockedWriter {
@@ -200,8 +217,10 @@ fn borrow(files: &Files, growing: &Growing<'_>) -> bool {
     let overrun_bytes = growing.used_bytes.saturating_sub(growing.lease.bytes);
     let wanted = overrun_bytes + MIN_EXTENSION_BYTES;
     let lease = growing.lease.bytes + wanted;
+    let slot = files.buffer.tiers().get(growing.tier);
+    let is_here = slot.is_some_and(|slot| slot.tier.elsewhere(growing.id).is_none());
     let able = match files.buffer.tiers().kind(growing.tier) {
-        TierKind::Dram => {
+        TierKind::Dram if is_here => {
             let memory = MachineMemory::now();
             memory.is_some_and(|m| {
                 let kept = kept_memory_bytes(m.total_bytes);

@@ -235,7 +235,7 @@ mod tests {
 
     fn open(rooms: &Rooms, ino: Ino) -> Handle {
         let flags = OpenFlags(libc::O_RDWR as u32);
-        let (opened, _) = rooms.files.open(ino, flags, false).expect("open");
+        let (opened, _) = rooms.files.open(ino, flags, None).expect("open");
         opened.handle
     }
 

@@ -202,7 +202,7 @@ mod tests {
             .bring_in(rooms.base.ns().root(), b"f", None, false, &|_| ());
         let (again, ..) = brought.map_err(|failure| failure.errno()).expect("in");
         let flags = OpenFlags(libc::O_RDWR as u32);
-        let (opened, _) = rooms.files.open(again.ino, flags, false).expect("open");
+        let (opened, _) = rooms.files.open(again.ino, flags, None).expect("open");
         let written = (rooms.files).write(opened.handle, 100, b"more", WriteHow::WAITING);
         assert_eq!(answer(written), Ok(Some(4)));
         rooms.files.release(opened.handle).expect("close");

@@ -9,18 +9,20 @@ use forebay_tiers::{Object, TierKind, checksum};
 use forebay_types::{Errno, Generation, Handle, OpenFlags, TierId};
 
 use super::{LOOK_FIRST, LOOK_LAST, SHARE_OF_TIME, Untouched};
+use forebay_wire::OUT_OF_REACH;
+
 use crate::base::failure::Failure;
 use crate::buffer::opens::{Before, OpenFile, Target};
 use crate::files::Files;
 
-/// The thread that asks the kernel about files that can still be written.
-pub fn watch_writers(files: &Arc<Files>) {
+/// The thread that asks the kernel about files of a server's tiers that can still be written.
+pub fn watch_writers(files: &Arc<Files>, server: u16) {
     let mut pause = LOOK_FIRST;
     while !files.base.is_ending() {
         let (handles, any_new) = files.unseen.wait_outliving(pause);
         let begun = Instant::now();
         for &handle in &handles {
-            files.close_if_unwritten(handle);
+            files.close_if_unwritten(handle, server);
         }
         pause = match any_new {
             true => LOOK_FIRST,
@@ -54,6 +56,8 @@ impl Files {
         };
         match object.has_writers() {
             Ok(has) => has,
+            // Its kernel tells when it is back.
+            Err(error) if Errno::of(&error) == OUT_OF_REACH => true,
             Err(error) => {
                 if !self.unseen.is_blind.swap(true, Ordering::AcqRel) {
                     let reason = format!(
@@ -107,10 +111,13 @@ impl Files {
         Ok(())
     }
 
-    fn close_if_unwritten(&self, handle: Handle) {
+    fn close_if_unwritten(&self, handle: Handle, server: u16) {
         let Ok((open, _)) = self.buffer.opens().file(handle) else {
             return self.unseen.forget(handle);
         };
+        if !self.is_asked_of(&open, server) {
+            return;
+        }
         // Who has it opens or closes the file; then somebody writes it, or the next look comes
         // soon.
         let Some(claim) = self.buffer.opens().try_claim(open.ino) else {
@@ -137,6 +144,19 @@ impl Files {
                 format!("its close failed: {failure}"),
             );
         }
+    }
+
+    /// Whether a server that answers has what is open. One that does not would hold up the
+    /// question about every other file.
+    fn is_asked_of(&self, open: &OpenFile, server: u16) -> bool {
+        // Who moves it may wait for another node.
+        let tier = match open.target.try_read().as_deref() {
+            Some(Target::Buffer { tier, .. }) => *tier,
+            Some(Target::Pfs { .. }) => return server == self.settings.server,
+            None => return false,
+        };
+        let slot = self.buffer.tiers().get(tier);
+        slot.is_some_and(|slot| slot.server == server && slot.tier.is_answering())
     }
 
     /// From here on a file is no longer written unseen. Its generation, unless a request has
@@ -228,7 +248,7 @@ mod tests {
         let unchanged = rooms.base.ns().unchanged(&file, generation, crc);
         assert!(unchanged.expect("recorded"));
         let flags = OpenFlags(libc::O_RDWR as u32);
-        let (opened, _) = rooms.files.open(file.ino, flags, false).expect("open");
+        let (opened, _) = rooms.files.open(file.ino, flags, None).expect("open");
         assert_eq!(answer(rooms.files.fsync(opened.handle, false)), Ok(()));
         rooms.files.release(opened.handle).expect("close");
     }

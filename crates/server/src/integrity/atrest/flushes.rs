@@ -298,7 +298,7 @@ mod tests {
 
     fn write_only(rooms: &Rooms, file: &File, content: &[u8]) {
         let flags = OpenFlags(libc::O_WRONLY as u32);
-        let (opened, _) = rooms.files.open(file.ino, flags, false).expect("open");
+        let (opened, _) = rooms.files.open(file.ino, flags, None).expect("open");
         let cut = SetAttr {
             size: Some(0),
             ..SetAttr::default()
@@ -328,7 +328,7 @@ mod tests {
 
     fn refusal(rooms: &Rooms, file: &File) -> Option<Errno> {
         let flags = OpenFlags(libc::O_RDONLY as u32);
-        let opened = rooms.files.open(file.ino, flags, false);
+        let opened = rooms.files.open(file.ino, flags, None);
         let (opened, _) = match opened {
             Ok(opened) => opened,
             Err(failure) => return Some(failure.errno()),
@@ -406,7 +406,7 @@ mod tests {
         let (lab, flash, file) = rewritten();
         let rooms = lab.rooms();
         let flags = OpenFlags(libc::O_RDWR as u32);
-        let (opened, _) = rooms.files.open(file.ino, flags, false).expect("open");
+        let (opened, _) = rooms.files.open(file.ino, flags, None).expect("open");
         flash.lose_write_back(Errno::ENOSPC).expect("lost");
         let handle = opened.handle;
         assert_eq!(answer(rooms.files.fsync(handle, false)), Err(Errno::ENOSPC));

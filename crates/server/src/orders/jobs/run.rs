@@ -477,6 +477,7 @@ mod tests {
             gid: uid,
             groups: &[],
             local: true,
+            near: false,
             mount: false,
             socket: None,
         })

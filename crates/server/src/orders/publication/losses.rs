@@ -139,7 +139,7 @@ mod tests {
         std::fs::hard_link(lab.pfs("f"), lab.pfs("v/f")).expect("link");
         let found = rooms.base.ns().lookup(Ino::ROOT, b"f").expect("there");
         let flags = OpenFlags(libc::O_RDWR as u32);
-        let opened = rooms.files.open(found.attr.ino, flags, false);
+        let opened = rooms.files.open(found.attr.ino, flags, None);
         let handle = opened.expect("open").0.handle;
         let written = rooms.files.write(handle, 0, b"CON", WriteHow::WAITING);
         assert_eq!(answer(written), Ok(Some(3)));

@@ -19,6 +19,8 @@ pub struct NetConfig {
     /// The server's socket on this machine. Where it answers, all links go there, and replies may
     /// carry descriptors.
     pub unix: Option<PathBuf>,
+    /// Over a network, too, descriptors are of use: those of a data server on this node.
+    pub near: bool,
     /// Name of the cluster, up to 64 bytes.
     pub cluster: String,
     /// The cluster's key.
@@ -47,6 +49,7 @@ impl NetConfig {
         NetConfig {
             addresses: Vec::new(),
             unix: None,
+            near: false,
             cluster: cluster.to_string(),
             key,
             links: 1,

@@ -164,13 +164,13 @@ impl NetConnection {
             .collect();
         let shared = Arc::new(Shared {
             client,
-            servers,
             lease: Duration::from_millis(dialed.attached.lease_ms),
             attached: dialed.attached,
             slots: Slots::new(slots),
             links,
             confirmed_ms: AtomicU64::new(dialed.sent_ms),
-            descriptors: AtomicBool::new(matches!(server, Server::Unix(_))),
+            descriptors: AtomicBool::new(takes_descriptors(&config, &servers)),
+            servers,
             status: Mutex::default(),
             over: Condvar::new(),
             config,
@@ -316,9 +316,14 @@ impl Connection for NetConnection {
     }
 
     fn accept_descriptors(&self, yes: bool) {
-        let can = matches!(self.shared.servers[..], [Server::Unix(_)]);
+        let can = takes_descriptors(&self.shared.config, &self.shared.servers);
         self.shared.descriptors.store(yes && can, Ordering::Release);
     }
+}
+
+/// Whether this side has a use for descriptors: by a socket of this machine they come with replies.
+fn takes_descriptors(config: &NetConfig, servers: &[Server]) -> bool {
+    config.near || matches!(servers, [Server::Unix(_)])
 }
 
 impl Shared {

@@ -232,6 +232,7 @@ fn handle(session: &Session, link: &Link, call: &Call, into: &mut [u8]) -> Reply
         gid: 0,
         groups: &[],
         local: link.stream.is_unix() && call.local,
+        near: !link.stream.is_unix() && call.local,
         mount: true,
         socket: None,
     };
