@@ -29,9 +29,9 @@ struct Retry {
 struct Inner {
     /// Dirty files that nobody writes.
     waiting: HashSet<ObjectId>,
-    /// To be demoted at once: somebody waits for them.
+    /// To be demoted at once, for somebody waits for them, and handed out to nobody yet.
     urgent: VecDeque<ObjectId>,
-    /// The same, for looking up.
+    /// The same, and those that were handed out, but are not on their way.
     urged: HashSet<ObjectId>,
     retries: HashMap<ObjectId, Retry>,
     hurry_until: Option<Instant>,
@@ -220,7 +220,7 @@ impl DrainQueue {
         let inner = self.inner.lock();
         inner.drain_all
             || inner.is_starved()
-            || !inner.urgent.is_empty()
+            || !inner.urged.is_empty()
             || !inner.urged_in_flight.is_empty()
     }
 
@@ -362,7 +362,7 @@ impl DrainQueue {
         let until = [inner.hurry_until, inner.nudged_until];
         let is_asked_for = until.into_iter().flatten().any(|until| now < until);
         Demand {
-            is_urgent: !inner.urgent.is_empty(),
+            is_urgent: !inner.urged.is_empty(),
             has_waiting: !inner.waiting.is_empty(),
             is_ordered: inner.drain_all || is_asked_for,
         }
@@ -379,38 +379,23 @@ impl DrainQueue {
         ready.copied().collect()
     }
 
-    /// Files that somebody waits for, in their order.
-    pub fn urgent(&self) -> Vec<ObjectId> {
-        self.inner.lock().urgent.iter().copied().collect()
+    /// Hands out the next files that somebody waits for, in their order and each once: whoever gets
+    /// them sees to it that they are taken ([`DrainQueue::take_urgent`]).
+    pub fn hand_out_urgent(&self, most: usize) -> Vec<ObjectId> {
+        let mut inner = self.inner.lock();
+        let some = inner.urgent.len().min(most);
+        inner.urgent.drain(..some).collect()
     }
 
-    /// Takes the first of these files, as far as somebody still waits for them; they are on their
-    /// way from here on.
-    pub fn take_urgent(
-        &self,
-        these: &[ObjectId],
-        limits: BatchLimits,
-        bytes_of: impl Fn(ObjectId) -> u64,
-    ) -> Vec<ObjectId> {
+    /// These files, which were handed out, are on their way from here on.
+    pub fn take_urgent(&self, these: &[ObjectId]) {
         let mut inner = self.inner.lock();
-        let (mut batch, mut bytes) = (Vec::new(), 0);
-        for &object in these {
-            if batch.len() >= limits.files || (!batch.is_empty() && bytes >= limits.bytes) {
-                break;
-            }
-            // Another demoter may have been faster.
-            if !inner.urged.remove(&object) {
-                continue;
-            }
-            inner.waiting.remove(&object);
-            inner.urged_in_flight.insert(object);
-            bytes += bytes_of(object);
-            batch.push(object);
+        for object in these {
+            inner.urged.remove(object);
+            inner.waiting.remove(object);
+            inner.urged_in_flight.insert(*object);
         }
-        let Inner { urgent, urged, .. } = &mut *inner;
-        urgent.retain(|object| urged.contains(object));
-        inner.in_flight += batch.len();
-        batch
+        inner.in_flight += these.len();
     }
 
     /// Takes files from the head of an order, as far as they still wait; they are on their way from
@@ -472,6 +457,12 @@ mod tests {
         ids.iter().map(|id| ObjectId(*id)).collect()
     }
 
+    fn take_urgent(queue: &DrainQueue) -> Vec<ObjectId> {
+        let these = queue.hand_out_urgent(usize::MAX);
+        queue.take_urgent(&these);
+        these
+    }
+
     #[test]
     fn a_batch_ends_with_the_file_that_reaches_its_bytes_or_with_its_files() {
         let queue = queue();
@@ -505,10 +496,7 @@ mod tests {
         assert!(!queue.can_free(|_| true), "nothing could go now");
         assert_eq!(queue.failing().0, 1);
         queue.add_urgent(ObjectId(1));
-        assert_eq!(
-            queue.take_urgent(&queue.urgent(), LIMITS, |_| 0),
-            objects(&[1])
-        );
+        assert_eq!(take_urgent(&queue), objects(&[1]));
         queue.finished(&[Finished::done(ObjectId(1))]);
         assert_eq!(queue.failing(), (0, None));
         assert!(!queue.has_work() && !queue.knows(ObjectId(1)));
@@ -520,10 +508,12 @@ mod tests {
         queue.add_urgent(ObjectId(7));
         queue.add_urgent(ObjectId(7));
         assert!(queue.demand().is_urgent && queue.is_pressed());
-        assert_eq!(
-            queue.take_urgent(&queue.urgent(), LIMITS, |_| 0),
-            objects(&[7])
-        );
+        let handed_out = queue.hand_out_urgent(2);
+        assert_eq!(handed_out, objects(&[7]));
+        queue.add_urgent(ObjectId(7));
+        assert!(queue.hand_out_urgent(2).is_empty(), "to two demoters");
+        assert!(queue.demand().is_urgent && queue.is_pressed());
+        queue.take_urgent(&handed_out);
         assert!(!queue.demand().is_urgent);
         assert!(queue.is_pressed() && queue.knows(ObjectId(7)));
         queue.finished(&[Finished::done(ObjectId(7))]);

@@ -1,6 +1,7 @@
 //! Whose turn it is to be demoted.
 
 pub(crate) mod pick;
+mod urgent;
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -10,6 +11,7 @@ use forebay_types::ObjectId;
 use parking_lot::Mutex;
 
 use crate::base::settings::DemotionSettings;
+use crate::drain::picking::urgent::Urgent;
 
 /// Most files in one batch: they share their flushes.
 const BATCH_FILES_MAX: usize = 1024;
@@ -33,6 +35,7 @@ pub struct Picking {
     servers: Vec<u16>,
     /// By line.
     turns: Vec<Mutex<Turn>>,
+    urgent: Urgent,
     trigger: Mutex<Trigger>,
     batch_files_max: usize,
     origin: Instant,
@@ -67,6 +70,7 @@ impl Picking {
         };
         Picking {
             turns: servers.iter().map(turn).collect(),
+            urgent: Urgent::new(servers.len()),
             servers,
             trigger: Mutex::new(trigger),
             batch_files_max: BATCH_FILES_MAX.min(batch_files_max),

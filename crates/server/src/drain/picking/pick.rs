@@ -70,10 +70,11 @@ impl Drain {
         };
         let bytes_of = |object| self.buffer.ledger().used_bytes(object);
         if demand.is_urgent {
-            let urgent = queue.urgent().into_iter();
-            let urgent = urgent.filter(|object| self.line_of(*object) == line);
-            let urgent: Vec<_> = urgent.take(limits.files).collect();
-            let batch = queue.take_urgent(&urgent, limits, bytes_of);
+            let line_of = |object| self.line_of(object);
+            let batch = self
+                .picking
+                .urgent
+                .take(queue, line, limits, line_of, bytes_of);
             if !batch.is_empty() {
                 return batch;
             }
