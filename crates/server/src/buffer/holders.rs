@@ -59,11 +59,7 @@ fn name_of(server: u16) -> String {
 
 /// All of them. Who does not answer in time is expected with the tiers of before: nobody can say
 /// what it holds, and nobody waits for that.
-pub fn find_holders(
-    settings: &Settings,
-    instance: [u8; 16],
-    known: &mut Known,
-) -> io::Result<Vec<Holder>> {
+pub fn find_holders(settings: &Settings, instance: [u8; 16], known: &mut Known) -> Vec<Holder> {
     let until = Instant::now() + settings.wait_for_holders;
     let holders = settings.holders.iter();
     let found = holders.map(|holder| find(holder, instance, until, known));
@@ -74,12 +70,7 @@ fn is_refused(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::EBUSY | libc::EACCES))
 }
 
-fn find(
-    holder: &HolderSetting,
-    instance: [u8; 16],
-    until: Instant,
-    known: &mut Known,
-) -> io::Result<Holder> {
+fn find(holder: &HolderSetting, instance: [u8; 16], until: Instant, known: &mut Known) -> Holder {
     let (server, name) = (holder.server, name_of(holder.server));
     let tiers = RemoteTiers::new(holder.way.0.clone(), instance);
     let (mut is_told, mut is_expected) = (false, false);
@@ -108,10 +99,10 @@ fn find(
             }
         }
     };
-    Ok(Holder {
+    Holder {
         server,
         tiers,
         found,
         is_expected,
-    })
+    }
 }

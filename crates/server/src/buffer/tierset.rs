@@ -149,7 +149,7 @@ impl TierSet {
                 server: settings.server,
             });
         }
-        self.holders = find_holders(settings, instance, known)?;
+        self.holders = find_holders(settings, instance, known);
         // Those that are only expected come last, and not where they are found elsewhere.
         self.holders.sort_by_key(Holder::is_expected);
         for holder in &mut self.holders {
