@@ -144,10 +144,9 @@ impl Instance {
 
     fn spawn_all(&self, demoters: usize) -> Result<(), StartError> {
         let rooms = &self.rooms;
-        for (i, line) in rooms.drain.lines().into_iter().cycle().enumerate() {
-            if i == demoters * rooms.drain.lines().len() {
-                break;
-            }
+        let lines = rooms.drain.lines();
+        for i in 0..demoters * lines.len() {
+            let line = lines[i % lines.len()];
             let run = move |drain: &Arc<Drain>| demote::run(drain, line);
             self.spawn(&format!("fb-demote-{i}"), false, &rooms.drain, run)?;
         }
