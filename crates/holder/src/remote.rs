@@ -176,12 +176,15 @@ impl Way {
         Err(OUT_OF_REACH.into())
     }
 
+    /// Asked for each new file: what costs least is looked at first.
     fn is_answering(&self) -> bool {
-        let begun = *self.session.lock();
-        let generation = self.connection.generation();
-        !self.shut.load(Ordering::Acquire)
-            && begun.is_some_and(|begun| begun.generation == generation)
-            && self.connection.is_answering()
+        if self.shut.load(Ordering::Acquire) {
+            return false;
+        }
+        let Some(begun) = *self.session.lock() else {
+            return false;
+        };
+        begun.generation == self.connection.generation() && self.connection.is_answering()
     }
 
     /// Who is there now, as far as it can be asked.

@@ -44,24 +44,42 @@ impl Buffer {
     /// Spaces of the tiers that are in reach.
     pub fn spaces(&self) -> Vec<TierSpace> {
         let mut spaces = self.ledger.spaces();
-        spaces.retain(|space| !self.tiers.is_out_of_reach(TierId(space.index as u8)));
+        spaces.retain(|space| self.is_in_reach(space));
         spaces
     }
 
-    /// The same: first those on the node of a tier, then all.
-    pub fn spaces_near(&self, tier: TierId) -> [Vec<TierSpace>; 2] {
+    /// Whether a tier in reach has room for so many bytes.
+    pub fn has_room(&self, bytes: u64) -> bool {
+        let spaces = self.ledger.spaces();
+        let mut with_room = spaces.iter().filter(|s| s.available_bytes() >= bytes);
+        with_room.any(|space| self.is_in_reach(space))
+    }
+
+    fn is_in_reach(&self, space: &TierSpace) -> bool {
+        !self.tiers.is_out_of_reach(TierId(space.index as u8))
+    }
+
+    /// What is found among the tiers on the node of one of them; if nothing is, among all.
+    pub fn find_near<T>(
+        &self,
+        tier: TierId,
+        find: impl Fn(&[TierSpace]) -> Option<T>,
+    ) -> Option<T> {
         let all = self.spaces();
+        if self.tiers.holders().is_empty() {
+            return find(&all);
+        }
         let server = |tier| self.tiers.get(tier).map(|slot| slot.server);
+        let here = server(tier);
         let near = all.iter().copied();
-        let near = near.filter(|space| server(TierId(space.index as u8)) == server(tier));
-        [near.collect(), all]
+        let near = near.filter(|space| server(TierId(space.index as u8)) == here);
+        find(&near.collect::<Vec<_>>()).or_else(|| find(&all))
     }
 
     /// The flash directory with the most room, if that is enough for so many bytes: on the node of
     /// a tier if there is one, else on any.
     pub fn flash_for(&self, near: TierId, bytes: u64) -> Option<TierId> {
-        let mut spaces = self.spaces_near(near).into_iter();
-        let index = spaces.find_map(|spaces| flash_with_room(&spaces, bytes))?;
+        let index = self.find_near(near, |spaces| flash_with_room(spaces, bytes))?;
         Some(TierId(index as u8))
     }
 }

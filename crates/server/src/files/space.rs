@@ -93,10 +93,7 @@ impl Files {
         if !self.plan.has_share(&identity.application, bytes) {
             return Ok(self.buffer.tiers().need_overflow(self.ns.pfs())?);
         }
-        let fits = |s: &TierSpace| s.available_bytes() >= bytes;
-        if self.settings.engine.direct
-            && identity.version.is_some()
-            && !self.buffer.spaces().iter().any(fits)
+        if self.settings.engine.direct && identity.version.is_some() && !self.buffer.has_room(bytes)
         {
             let (incoming, residents) = self.catalog.apps().compare(identity);
             let incoming = Incoming {
@@ -343,9 +340,8 @@ impl Files {
     }
 
     fn other_tier(&self, from: TierId, bytes: u64) -> Result<TierId, Failure> {
-        let mut spaces = self.buffer.spaces_near(from).into_iter();
-        let found = spaces.find_map(|spaces| tier_to_grow_in(&spaces, from.0 as usize, bytes));
-        match found {
+        let find = |spaces: &[_]| tier_to_grow_in(spaces, from.0 as usize, bytes);
+        match self.buffer.find_near(from, find) {
             Some(index) => Ok(TierId(index as u8)),
             None => self.overflow(),
         }
