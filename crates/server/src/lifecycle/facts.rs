@@ -90,10 +90,11 @@ impl Facts {
             capacity_bytes: *capacity_bytes,
         });
         settings.ssd = ssd.collect();
-        // What they hold is out of reach.
+        // What they hold is out of reach, and nothing is placed: the rack does not matter.
+        let rack = settings.rack;
         let holders = self.known.holders().map(|server| HolderSetting {
             server,
-            rack: 2,
+            rack,
             addresses: Vec::new(),
             way: HolderWay(Arc::new(NoWay)),
         });

@@ -22,7 +22,6 @@ impl Lifecycle {
             let is_there = inventory
                 .iter()
                 .any(|(tier, objects)| *tier == residency.tier && objects.contains(&file.object));
-            // What this start cannot see is nobody's to remove.
             claimed.insert((residency.tier, file.object));
             claimed.extend(residency.shadow.map(|(tier, _)| (tier, file.object)));
             if !is_there || !self.take_nameless_over(&file, residency.tier) {
