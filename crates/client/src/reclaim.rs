@@ -2,6 +2,7 @@
 
 use std::time::{Duration, Instant};
 
+use forebay_policy::patience::NAMELESS_FILES;
 use forebay_types::{Errno, Handle, Ino};
 use forebay_wire::{
     Connection, Link, LockOf, NOT_SENT, OUT_OF_REACH, Request, Response, UNSETTLED,
@@ -10,8 +11,7 @@ use forebay_wire::{
 use crate::had::{Backing, Had, Known, Open};
 use crate::stale::Stale;
 
-/// Opening files without a name is tried again for so long in all, with such pauses.
-const NAMELESS_WAIT: Duration = Duration::from_secs(5);
+/// Between two tries to open a file without a name.
 const NAMELESS_PAUSE: Duration = Duration::from_millis(100);
 
 impl Had {
@@ -163,7 +163,7 @@ impl Had {
                 Err(error) => failed.push((handle, open, error)),
             }
         }
-        let until = Instant::now() + NAMELESS_WAIT;
+        let until = Instant::now() + NAMELESS_FILES;
         for (handle, open, error) in failed {
             takes(&open);
             match self.try_until(connection, session, (handle, &open), error, until) {

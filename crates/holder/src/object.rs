@@ -5,6 +5,7 @@ use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use forebay_policy::demotion::COPY_OUT_AHEAD_BYTES;
 use forebay_tiers::{
     Allocate, BLOCKS_MAX, BlocksWriters, CopyControl, CopyError, CopyReport, Identity, Object,
     ObjectStat, Outside, OutsideError, Seek, Sums,
@@ -151,9 +152,6 @@ fn may_ask_again(request: &ObjectRequest, errno: Errno) -> bool {
     }
 }
 
-/// Bytes that a copy may be ahead of who paces it.
-const COPY_AHEAD_BYTES: u64 = 32 << 20;
-
 impl RemoteObject {
     /// Follows a copy to its end.
     fn follow(&self, copy: Handle, control: &CopyControl<'_>) -> Result<CopyReport, OutsideError> {
@@ -163,7 +161,7 @@ impl RemoteObject {
             if (control.stop)() {
                 return Err(CopyError::Stopped.into());
             }
-            let upto_bytes = told + COPY_AHEAD_BYTES;
+            let upto_bytes = told + COPY_OUT_AHEAD_BYTES;
             let asked = self.way.ask(ObjectCall::CopyGo { copy, upto_bytes });
             let ObjectReply::Copied {
                 moved_bytes,

@@ -1,18 +1,13 @@
 //! A connection to a data server that begins anew where its session is lost.
 
 use std::sync::{Arc, Weak};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
+use forebay_policy::patience::{DATA_SERVER_GONE, DATA_SERVER_TRY};
 use forebay_types::Errno;
 use forebay_wire::net::{ConnectError, NetConnection};
 use forebay_wire::{Connection, NOT_SENT, OUT_OF_REACH, Reply, Request};
 use parking_lot::{Condvar, Mutex};
-
-/// Between two tries.
-const TRY_AGAIN: Duration = Duration::from_millis(200);
-/// Who asks waits for so long for a data server that has just gone: it may only be started anew.
-/// After that nobody waits here: whoever asks has other things to do until it is back.
-const PATIENCE: Duration = Duration::from_secs(3);
 
 /// Begins a session.
 pub type Dial = dyn Fn() -> Result<NetConnection, ConnectError> + Send + Sync;
@@ -91,7 +86,7 @@ impl Shared {
             if let Some(errno) = away.errno.filter(|errno| *errno != OUT_OF_REACH) {
                 return Err(errno);
             }
-            let until = away.since + PATIENCE;
+            let until = away.since + DATA_SERVER_GONE;
             if Instant::now() >= until {
                 return Err(OUT_OF_REACH);
             }
@@ -191,7 +186,7 @@ fn dial(shared: &Weak<Shared>) {
             Err(error) => shared.failed(&error),
         }
         drop(shared);
-        std::thread::sleep(TRY_AGAIN);
+        std::thread::sleep(DATA_SERVER_TRY);
     }
 }
 

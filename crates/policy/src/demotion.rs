@@ -26,6 +26,13 @@ pub enum PlacementPolicy {
 
 named!(PlacementPolicy, "placement policy", Bbos => "bbos", Fifo => "fifo", Lru => "lru", Coolness => "coolness");
 
+/// Files of data servers from this size on are copied by the data server itself, bytes: for a
+/// smaller one that takes more messages than it saves.
+pub const COPY_OUT_MIN_BYTES: u64 = 1 << 20;
+/// A copy that a data server makes may be so far ahead of who paces it, bytes: a fast node copies
+/// for some messages' time, and a stop or a lower rate counts soon.
+pub const COPY_OUT_AHEAD_BYTES: u64 = 32 << 20;
+
 /// Shortest open time in seconds that coolness divides by: a file opened for an instant is not
 /// infinitely cool.
 const MIN_OPEN_TIME_S: f64 = 1e-3;

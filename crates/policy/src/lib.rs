@@ -16,6 +16,7 @@
 //! | Which version is complete, which outdated, how large will a file be? | [`version`] |
 //! | May a metadata server change the PFS, and when may a standby begin? | [`leadership`] |
 //! | Does a holder answer, and what is left of one that comes back? | [`liveness`] |
+//! | How long is somebody waited for who does not answer, or is to come back? | [`patience`] |
 //! | What does fsync promise? | [`durability`] |
 //! | Does the PFS answer? | [`health`] |
 //! | Is it the PFS that the state was made for? | [`samepfs`] |
@@ -59,6 +60,7 @@ pub mod liveness;
 pub mod locks;
 pub mod mtbf;
 mod named;
+pub mod patience;
 pub mod placement;
 pub mod plan;
 pub mod publication;

@@ -7,9 +7,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use forebay_kv::Location;
+use forebay_policy::demotion::COPY_OUT_MIN_BYTES;
 use forebay_policy::demotion::PlacementPolicy;
 use forebay_policy::durability::Durability;
 use forebay_policy::engine::Bandwidths;
+use forebay_policy::patience::DATA_SERVERS_AT_START;
 use forebay_policy::placement;
 use forebay_policy::publication::GroupMode;
 use forebay_tiers::MachineMemory;
@@ -90,8 +92,7 @@ pub struct DemotionSettings {
     /// Copies have no name until they are whole, where the PFS has such files; otherwise, and
     /// without this, a temporary name.
     pub unnamed: bool,
-    /// Files of data servers from this size on are copied by the data server itself, bytes: for a
-    /// smaller one that takes more messages than it saves.
+    /// Files of data servers from this size on are copied by the data server itself, bytes.
     pub copy_out_min_bytes: u64,
     /// First wait before a failed demotion is tried again; doubled up to a minute.
     pub retry_after: Duration,
@@ -107,7 +108,7 @@ impl Default for DemotionSettings {
             verify: Verify::ReadBack,
             workers: 2,
             unnamed: true,
-            copy_out_min_bytes: 1 << 20,
+            copy_out_min_bytes: COPY_OUT_MIN_BYTES,
             retry_after: Duration::from_secs(1),
         }
     }
@@ -313,7 +314,7 @@ impl Settings {
             server: 0,
             rack: 0,
             holders: Vec::new(),
-            wait_for_holders: Duration::from_secs(10),
+            wait_for_holders: DATA_SERVERS_AT_START,
             durability: None,
             rules: Vec::new(),
             policy: "bbos".into(),

@@ -1,15 +1,13 @@
 //! Data servers on other nodes: found at a start, or expected where they do not answer.
 
 use std::io;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use forebay_holder::{RemoteTier, RemoteTiers};
+use forebay_policy::patience::DATA_SERVER_TRY;
 
 use crate::base::settings::{HolderSetting, Settings};
 use crate::buffer::known::Known;
-
-/// Between two tries to reach a data server.
-const TRY_AGAIN: Duration = Duration::from_millis(200);
 
 /// A data server.
 pub struct Holder {
@@ -90,7 +88,7 @@ fn find(holder: &HolderSetting, instance: [u8; 16], until: Instant, known: &mut 
                 if !std::mem::replace(&mut is_told, true) {
                     tracing::warn!("waiting for {name}: {error}");
                 }
-                std::thread::sleep(TRY_AGAIN);
+                std::thread::sleep(DATA_SERVER_TRY);
             }
             Ok(found) => {
                 let facts = found.iter().map(|tier| tier.facts().clone());

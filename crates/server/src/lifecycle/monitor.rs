@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use forebay_namespace::NsError;
+use forebay_policy::patience::{DATA_SERVERS_LOOK, START_ANEW_AGAIN, START_ANEW_FIRST};
 use forebay_tiers::TierKind;
 use forebay_types::{Errno, TierId};
 
@@ -22,14 +23,6 @@ const SYNC_EVERY: Duration = Duration::from_secs(5);
 const MEND_EVERY: Duration = Duration::from_secs(1);
 /// What errors of the records are reported under.
 const STORE: &[u8] = b"(metadata store)";
-
-/// Between two looks who of the data servers is there.
-const HOLDERS_LOOK: Duration = Duration::from_secs(1);
-
-/// A node that comes and goes makes nobody start more often than this.
-const HOLDERS_FIRST: Duration = Duration::from_secs(5);
-/// After a start anew was ordered it is ordered again, if it could not be.
-const HOLDERS_AGAIN: Duration = Duration::from_secs(10);
 
 /// The collector waits this long for more before it begins.
 const GATHER: Duration = Duration::from_millis(20);
@@ -86,7 +79,7 @@ pub fn watch_holders(lifecycle: &Arc<Lifecycle>) {
         for holder in lifecycle.buffer.tiers().holders() {
             // A start needs the PFS; until that answers what there is goes on.
             let may_order =
-                begun.elapsed() >= HOLDERS_FIRST && !lifecycle.base.health().is_silent();
+                begun.elapsed() >= START_ANEW_FIRST && !lifecycle.base.health().is_silent();
             if holder.is_to_be_looked_at() && may_order {
                 tracing::warn!(
                     "{} is back: this server starts anew, and looks at what is there",
@@ -94,10 +87,10 @@ pub fn watch_holders(lifecycle: &Arc<Lifecycle>) {
                 );
                 // Unless there is another order: then it is looked for again.
                 lifecycle.base.life().order_start_anew();
-                lifecycle.base.life().pause(HOLDERS_AGAIN);
+                lifecycle.base.life().pause(START_ANEW_AGAIN);
             }
         }
-        lifecycle.base.life().pause(HOLDERS_LOOK);
+        lifecycle.base.life().pause(DATA_SERVERS_LOOK);
     }
 }
 
@@ -205,7 +198,7 @@ pub fn watch_space(lifecycle: &Arc<Lifecycle>) {
                 ask_space(lifecycle, id, slot);
             }
         }
-        lifecycle.base.life().pause(HOLDERS_LOOK);
+        lifecycle.base.life().pause(DATA_SERVERS_LOOK);
     }
 }
 

@@ -15,6 +15,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use forebay_kv::{Batch, Durability, Error, Options, Store};
+use forebay_policy::patience::RECORDS_STORE;
 use serde::{Deserialize, Serialize};
 
 use crate::base::settings::ServerStore;
@@ -23,9 +24,6 @@ use crate::starterror::{StartError, failed};
 
 /// The first record of all.
 const OWNER: &[u8] = b"c/owner";
-/// So long a start waits for a store that is held, or does not answer. A hold ends after
-/// [`Options::lease`] if its holder has died.
-const WAIT: Duration = Duration::from_secs(30);
 const LOOK: Duration = Duration::from_millis(200);
 
 /// Whose the records are.
@@ -139,7 +137,7 @@ impl Opening<'_> {
                 Err(error) => error,
             };
             let was_order = std::mem::replace(&mut options.take_over, false);
-            let is_time = begun.elapsed() < WAIT;
+            let is_time = begun.elapsed() < RECORDS_STORE;
             match error {
                 // The caller has the folder's lock, so that process is dead.
                 Error::InUse(Some(holder)) if is_called(&holder, &note.folder) => {
@@ -170,7 +168,7 @@ impl Opening<'_> {
                     "answer",
                     format!(
                         "waits for the metadata store {store}, for {} s at most: {why}",
-                        WAIT.as_secs()
+                        RECORDS_STORE.as_secs()
                     ),
                 ),
                 Error::Io(why) => {

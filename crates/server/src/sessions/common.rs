@@ -5,6 +5,7 @@ use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
+use forebay_policy::patience::CLIENT_OF_AWAY_NODE;
 use forebay_types::{Errno, Ino};
 use forebay_wire::{NOT_SENT, OUT_OF_REACH, Recall, Request, Response, Service, UNSETTLED};
 use parking_lot::{Mutex, RwLock};
@@ -49,9 +50,6 @@ pub(super) struct Common {
     /// Whether a data server is away; where there are such.
     pub(super) is_any_away: OnceLock<Box<AnyAway>>,
 }
-
-/// A client that waits for a node that is away is waited for so long at most.
-const AWAY_MAX: Duration = Duration::from_secs(600);
 
 /// Whether a data server is away.
 pub(crate) type AnyAway = dyn Fn() -> bool + Send + Sync;
@@ -217,7 +215,7 @@ impl Common {
                     let mut until = asked.until;
                     let mut dropped = asked.wait(until);
                     // Its kernel waits with the pages for a node that is away: it is no liar.
-                    let longest = Instant::now() + AWAY_MAX;
+                    let longest = Instant::now() + CLIENT_OF_AWAY_NODE;
                     while !dropped && self.is_any_node_away() && Instant::now() < longest {
                         until = Instant::now() + BELIEVED_FOR;
                         dropped = asked.wait(until);

@@ -15,11 +15,10 @@ use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use forebay_policy::patience::CLIENTS_RETURN;
 use parking_lot::Mutex;
 use rustix::time::{ClockId, clock_gettime};
 
-/// For how long after its start a server lets clients reclaim.
-pub const GRACE: Duration = Duration::from_secs(90);
 /// On record for a client that is alive; else the time until which it may come, seconds of the
 /// boot-time clock.
 const ALIVE: u64 = u64::MAX;
@@ -65,7 +64,7 @@ impl Lives {
         let mut before = record.map(|record| read(record, boot)).unwrap_or_default();
         for until in before.values_mut() {
             if *until == ALIVE {
-                *until = now + GRACE.as_secs();
+                *until = now + CLIENTS_RETURN.as_secs();
             }
         }
         before.retain(|_, until| *until > now);
@@ -303,7 +302,7 @@ mod tests {
         run(&kept, "boot");
         let until = read(&kept.lock(), "boot")[&1];
         assert!(
-            until <= now_s() + GRACE.as_secs(),
+            until <= now_s() + CLIENTS_RETURN.as_secs(),
             "it is on record until then"
         );
         let late = [1u64.to_le_bytes(), (now_s() - 1).to_le_bytes()].concat();

@@ -6,6 +6,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use forebay_namespace::{Copy, Demotion, NsError};
+use forebay_policy::patience::SEEN_ON_PFS;
 use forebay_tiers::{
     ActAs, Appearance, CopiesOut, CopyControl, CopyError, CopyReport, FileObject, MetadataWarning,
     Object, ObjectStat, Outside, OutsideError, PfsStat, PfsTree, WriteBehind, apply_metadata,
@@ -19,9 +20,6 @@ use crate::base::settings::Verify;
 use crate::buffer::opens::Target;
 use crate::drain::Drain;
 use crate::integrity::atrest::{Looked, Purpose};
-
-/// What another node has written to the PFS is seen here after so long at most.
-const SEEN_WITHIN: Duration = Duration::from_secs(5);
 
 /// Who moves an open file may wait for the drain: it is not waited for longer.
 const STILL_OPEN_LIMIT: Duration = Duration::from_millis(100);
@@ -219,7 +217,7 @@ fn copy_elsewhere(
 
 /// Until then this node's client of the PFS may tell of the file as it was when it was made.
 fn await_length(pfs: &PfsTree, file: &FileObject, bytes: u64) -> std::io::Result<()> {
-    let until = Instant::now() + SEEN_WITHIN;
+    let until = Instant::now() + SEEN_ON_PFS;
     while pfs.stat_file(file.file())?.size != bytes {
         if Instant::now() >= until {
             let why = "what another node has written is not seen on this one";
