@@ -5,6 +5,7 @@
 # lost. Takes everything away again. Needs root.
 set -eu
 
+. "$(dirname "$0")/namespaces.sh"
 FOREBAY=${FOREBAY:-target/release/forebay}
 FOREBAY=$(realpath "$FOREBAY")
 DIR=$(mktemp -d /tmp/forebay-three-nodes-XXXXXX)
@@ -17,20 +18,12 @@ clean_up() {
     for n in $NODES; do umount "$DIR/on-$n" 2>/dev/null || true; done
     "$FOREBAY" down --state "$DIR/state-1" --drain --timeout 60s || status=1
     for n in 2 3; do "$FOREBAY" down --state "$DIR/state-$n" || status=1; done
-    for n in $NODES; do ip netns del "forebay-$n-$$" 2>/dev/null || true; done
-    ip link del "fbb$$" 2>/dev/null || true
+    remove_nodes $NODES
     for n in $NODES; do umount "$DIR/state-$n/dram" 2>/dev/null || true; done
     echo "what is on the slow file system now:"
     ls -l "$DIR/slow"
     rm -rf "$DIR"
     exit $status
-}
-
-on() {
-    node=$1
-    shift
-    # The mount is to be seen outside: only the network is the node's own.
-    nsenter --net="/run/netns/forebay-$node-$$" "$@"
 }
 
 server() {
@@ -43,8 +36,7 @@ pid_of() {
 
 mkdir "$DIR/slow"
 chmod 755 "$DIR"
-ip link add "fbb$$" type bridge
-ip link set "fbb$$" up
+make_nodes $NODES
 "$FOREBAY" keygen "$DIR/key" >/dev/null
 cat >"$DIR/cluster.toml" <<TOML
 [cluster]
@@ -55,12 +47,6 @@ TOML
 roles='"metadata", "data"'
 for n in $NODES; do
     mkdir "$DIR/on-$n" "$DIR/flash-$n"
-    ip netns add "forebay-$n-$$"
-    ip link add "fb$n.$$" type veth peer name eth0 netns "forebay-$n-$$"
-    ip link set "fb$n.$$" master "fbb$$" up
-    ip -n "forebay-$n-$$" addr add "10.99.1.$n/24" dev eth0
-    ip -n "forebay-$n-$$" link set lo up
-    ip -n "forebay-$n-$$" link set eth0 up
     cat >>"$DIR/cluster.toml" <<TOML
 
 [[server]]
