@@ -46,26 +46,28 @@ impl StoreServer {
     /// With more arguments than a store needs.
     #[track_caller]
     pub fn start_with(kind: StoreKind, extra: &[&str]) -> StoreServer {
-        // Another process may take a port between its choice and its use.
-        for _ in 0..5 {
-            let mut server = StoreServer::new(kind, Ipv4Addr::LOCALHOST.into(), extra);
-            if server.run() {
-                return server;
-            }
-        }
-        panic!("no {kind:?} could be started");
+        let new = || StoreServer::new(kind, Ipv4Addr::LOCALHOST.into(), extra);
+        StoreServer::start_one(new, StoreServer::run)
     }
 
     /// On a node, at its address in the first network.
     #[track_caller]
     pub fn start_on(kind: StoreKind, node: &Node, extra: &[&str]) -> StoreServer {
-        for _ in 0..5 {
-            let mut server = node.inside(|| StoreServer::new(kind, node.address(), extra));
-            if server.run_on(node) {
-                return server;
-            }
-        }
-        panic!("no {kind:?} could be started");
+        let new = || node.inside(|| StoreServer::new(kind, node.address(), extra));
+        StoreServer::start_one(new, |server| server.run_on(node))
+    }
+
+    #[track_caller]
+    fn start_one(
+        new: impl Fn() -> StoreServer,
+        run: impl Fn(&mut StoreServer) -> bool,
+    ) -> StoreServer {
+        // Another process may take a port between its choice and its use.
+        let started = (0..5).find_map(|_| {
+            let mut server = new();
+            run(&mut server).then_some(server)
+        });
+        started.expect("no server could be started")
     }
 
     fn new(kind: StoreKind, host: IpAddr, extra: &[&str]) -> StoreServer {
