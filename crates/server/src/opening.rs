@@ -297,9 +297,7 @@ fn instance_id(store: &dyn forebay_kv::Store) -> Result<[u8; 16], StartError> {
     if let Some(id) = known.and_then(|bytes| <[u8; 16]>::try_from(bytes).ok()) {
         return Ok(id);
     }
-    let mut id = [0; 16];
-    let mut random = std::fs::File::open("/dev/urandom").map_err(failed("/dev/urandom"))?;
-    std::io::Read::read_exact(&mut random, &mut id).map_err(failed("/dev/urandom"))?;
+    let id = forebay_tiers::random_bytes().map_err(failed("/dev/urandom"))?;
     let mut batch = forebay_kv::Batch::new();
     batch.put(KEY, id);
     store

@@ -23,6 +23,7 @@ mod outside;
 mod pfs;
 mod private;
 mod publish;
+mod random;
 mod refresh;
 mod sums;
 #[cfg(any(test, feature = "testing"))]
@@ -51,6 +52,7 @@ pub use outside::{CopiesOut, Outside, OutsideError, copy_out};
 pub use pfs::{FlushTogether, FsId, PfsDir, PfsEntry, PfsId, PfsNode, PfsStat, PfsTree};
 pub use private::make_private;
 pub use publish::{Appearance, MetadataWarning, apply_metadata};
+pub use random::random_bytes;
 pub use refresh::refresh;
 pub use sums::{BLOCKS_MAX, PIECE_BYTES_MIN, Sums, checksum, sums};
 pub use tier::{Elsewhere, Space, Tier, TierKind};

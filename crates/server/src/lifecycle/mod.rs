@@ -13,6 +13,7 @@ pub(crate) mod orphans;
 pub(crate) mod pfsmark;
 pub(crate) mod probe;
 pub(crate) mod recovery;
+mod smallfile;
 pub(crate) mod statefolder;
 pub(crate) mod storenote;
 

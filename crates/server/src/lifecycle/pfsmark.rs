@@ -120,10 +120,7 @@ fn root_of(mut dir: Arc<Dir>) -> Arc<Dir> {
 pub fn remember(ns: &Namespace) -> Result<(), String> {
     let mut identity = found(ns).map_err(|e| e.to_string())?;
     if identity.mark.is_none() {
-        let mut mark = [0; 16];
-        std::fs::File::open("/dev/urandom")
-            .and_then(|mut random| std::io::Read::read_exact(&mut random, &mut mark))
-            .map_err(|e| e.to_string())?;
+        let mark = forebay_tiers::random_bytes().map_err(|e| e.to_string())?;
         let pfs = ns.pfs();
         match pfs.set_xattr_dir(pfs.root(), PFS_MARK, &mark, 0) {
             Ok(()) => identity.mark = Some(mark),

@@ -4,10 +4,9 @@
 //! tree hides it, and the next start removes what this one has left. Nobody can guess the name. The
 //! times of the directory do not show it.
 
-use std::fs::File;
-use std::io::{Read, Write};
+use std::io::Write;
 
-use forebay_tiers::{PfsDir, PfsTree};
+use forebay_tiers::{PfsDir, PfsTree, random_bytes};
 use forebay_types::{Errno, Generation, ObjectId};
 
 use crate::base::failure::Failure;
@@ -21,8 +20,7 @@ const NO_OBJECT: u64 = 1 << 63;
 impl Lifecycle {
     /// Makes such a file; its name and content.
     pub fn show_probe(&self) -> Result<(Vec<u8>, Vec<u8>), Failure> {
-        let mut random = [0; 16 + CONTENT_BYTES];
-        File::open("/dev/urandom").and_then(|mut source| source.read_exact(&mut random))?;
+        let random = random_bytes::<{ 16 + CONTENT_BYTES }>()?;
         let number = |at: usize| {
             let mut bytes = [0; 8];
             bytes.copy_from_slice(&random[at..at + 8]);

@@ -1,8 +1,7 @@
 //! The state folder: which version of Forebay's records it holds, and that they are ours.
 
-use std::fs::{File, OpenOptions};
-use std::io::{self, Read, Write};
-use std::os::unix::fs::OpenOptionsExt;
+use std::fs::File;
+use std::io::{self, Write};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -11,6 +10,7 @@ use forebay_tiers::make_private;
 
 use crate::base::settings::{ServerStore, Settings, StoreSetting};
 use crate::lifecycle::onserver::Opening;
+use crate::lifecycle::smallfile::{create_small, read_small};
 use crate::lifecycle::storenote::{Standing, StoreNote};
 use crate::starterror::{StartError, failed};
 
@@ -138,16 +138,9 @@ fn open_when_let_go(kv: &Path) -> Result<Box<dyn Store>, forebay_kv::Error> {
 
 /// What the marker says; `None` if there is none, or the start that made it was cut short.
 fn found_version(state: &Path) -> io::Result<Option<String>> {
-    let mut options = OpenOptions::new();
-    options
-        .read(true)
-        .custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK);
-    let file = match options.open(state.join(MARKER)) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-        opened => opened?,
+    let Some(text) = read_small(&state.join(MARKER), MARKER_BYTES_MAX)? else {
+        return Ok(None);
     };
-    let mut text = Vec::new();
-    file.take(MARKER_BYTES_MAX).read_to_end(&mut text)?;
     let text = String::from_utf8_lossy(&text);
     Ok(match text.strip_prefix(HEAD).map(str::trim_end) {
         _ if text.is_empty() => None,
@@ -162,10 +155,7 @@ fn is_filled(dir: &Path) -> bool {
 }
 
 fn mark(state: &Path) -> io::Result<()> {
-    let mut options = OpenOptions::new();
-    options.write(true).create(true).truncate(true).mode(0o600);
-    options.custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK);
-    let mut file = options.open(state.join(MARKER))?;
+    let mut file = create_small(&state.join(MARKER))?;
     file.write_all(format!("{HEAD}{VERSION}\n").as_bytes())?;
     file.sync_all()?;
     File::open(state)?.sync_all()

@@ -1,12 +1,14 @@
 //! What a state folder says of a store on a server: which it is, and how the folder is called
 //! there. A folder whose records are in itself says nothing.
 
-use std::fs::{File, OpenOptions};
-use std::io::{self, ErrorKind, Read, Write};
-use std::os::unix::fs::OpenOptionsExt;
+use std::fs::File;
+use std::io::{self, ErrorKind, Write};
 use std::path::Path;
 
 use forebay_kv::Location;
+use forebay_tiers::random_bytes;
+
+use crate::lifecycle::smallfile::{create_small, read_small};
 
 /// Beside the marker. Only the server's user may read it: the URL may have a password.
 const NAME: &str = "forebay-store";
@@ -41,8 +43,7 @@ pub struct StoreNote {
 impl StoreNote {
     /// Of a folder that has had no store yet.
     pub fn new(location: Location, cluster: String) -> io::Result<StoreNote> {
-        let mut drawn = [0; ID_BYTES];
-        File::open("/dev/urandom")?.read_exact(&mut drawn)?;
+        let drawn = random_bytes::<ID_BYTES>()?;
         Ok(StoreNote {
             location,
             cluster,
@@ -53,21 +54,16 @@ impl StoreNote {
 
     /// Reads it; `None` where the folder has none.
     pub fn read(state: &Path) -> io::Result<Option<StoreNote>> {
-        let mut options = OpenOptions::new();
-        options
-            .read(true)
-            .custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK);
-        let file = match options.open(state.join(NAME)) {
-            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
-            opened => opened?,
+        let Some(content) = read_small(&state.join(NAME), BYTES_MAX)? else {
+            return Ok(None);
         };
-        let mut text = String::new();
-        file.take(BYTES_MAX).read_to_string(&mut text)?;
         let damaged = || {
             let why = format!("{NAME} in it is damaged");
             io::Error::new(ErrorKind::InvalidData, why)
         };
-        StoreNote::parse(&text).ok_or_else(damaged).map(Some)
+        let note = String::from_utf8(content);
+        let note = note.ok().and_then(|text| StoreNote::parse(&text));
+        note.ok_or_else(damaged).map(Some)
     }
 
     fn parse(text: &str) -> Option<StoreNote> {
@@ -110,10 +106,7 @@ impl StoreNote {
     /// Writes it: there is the old or the new one, whenever the machine ends.
     pub fn write(&self, state: &Path) -> io::Result<()> {
         let new = state.join(NAME_WHILE_WRITTEN);
-        let mut options = OpenOptions::new();
-        options.write(true).create(true).truncate(true).mode(0o600);
-        options.custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK);
-        let mut file = options.open(&new)?;
+        let mut file = create_small(&new)?;
         file.write_all(self.text().as_bytes())?;
         file.sync_all()?;
         std::fs::rename(&new, state.join(NAME))?;

@@ -1,7 +1,6 @@
 //! The file that says whose a directory is.
 
-use std::fs::File;
-use std::io::{self, Read};
+use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
@@ -10,7 +9,7 @@ use rustix::fs::{AtFlags, Mode, OFlags, XattrFlags};
 use rustix::io::Errno as Sys;
 
 use super::small::{read_small, write_small};
-use crate::writers;
+use crate::{random_bytes, writers};
 
 /// Its name.
 pub(super) const MARKER: &[u8] = b"forebay-tier";
@@ -159,11 +158,9 @@ impl Marker {
         } else {
             IdentityHome::Sidecar
         };
-        let mut tier = [0; 16];
-        File::open("/dev/urandom")?.read_exact(&mut tier)?;
         let marker = Marker {
             instance,
-            tier,
+            tier: random_bytes()?,
             home,
         };
         write_small(fd, MARKER, MARKER_TEMPORARY, marker.encode().as_bytes())?;
