@@ -101,17 +101,20 @@ fn server(dir: &Path, boot: &str) -> Arc<DataServer> {
     DataServer::new(boot.into(), Vec::new(), Box::new(open), None)
 }
 
-/// The same, which sees a PFS.
-fn server_with_pfs(dir: &Path, pfs: &Path) -> Arc<DataServer> {
-    let dir = dir.to_path_buf();
-    let open = move |_| Ok(vec![flash(&dir)]);
-    let pfs = PfsTree::open(pfs).expect("a PFS");
-    DataServer::new("boot 1".into(), Vec::new(), Box::new(open), Some(pfs))
-}
-
 fn served(dir: &Path) -> (Arc<Breaking>, RemoteTier) {
     let connection = Breaking::new(server(dir, "boot 1"));
     (connection.clone(), tier_of(connection))
+}
+
+/// The same, in the first of two directories of its own; the other is a PFS that it sees.
+fn served_with_pfs() -> ([tempfile::TempDir; 2], Arc<Breaking>, RemoteTier) {
+    let dirs = [(); 2].map(|()| tempfile::tempdir().expect("a directory"));
+    let flash_dir = dirs[0].path().to_path_buf();
+    let open = move |_| Ok(vec![flash(&flash_dir)]);
+    let pfs = PfsTree::open(dirs[1].path()).expect("a PFS");
+    let server = DataServer::new("boot 1".into(), Vec::new(), Box::new(open), Some(pfs));
+    let connection = Breaking::new(server);
+    (dirs, connection.clone(), tier_of(connection))
 }
 
 fn tier_of(connection: Arc<Breaking>) -> RemoteTier {
@@ -439,10 +442,8 @@ fn what_a_start_has_refused_is_looked_at_again_once_it_is_something_else() {
 
 #[test]
 fn an_object_is_copied_where_it_is() {
-    let dirs = [(); 2].map(|()| tempfile::tempdir().expect("a directory"));
+    let (dirs, connection, tier) = served_with_pfs();
     let pfs = dirs[1].path();
-    let connection = Breaking::new(server_with_pfs(dirs[0].path(), pfs));
-    let tier = tier_of(connection.clone());
     let object = create(&tier, 1);
     // With a hole, and of more blocks than one.
     let data: Vec<u8> = (0..5_000_000u32).map(|at| (at % 251) as u8).collect();
@@ -476,10 +477,8 @@ fn an_object_is_copied_where_it_is() {
 
 #[test]
 fn a_copy_goes_no_further_than_it_is_let_and_ends_with_its_session() {
-    let dirs = [(); 2].map(|()| tempfile::tempdir().expect("a directory"));
+    let (dirs, connection, tier) = served_with_pfs();
     let pfs = dirs[1].path();
-    let connection = Breaking::new(server_with_pfs(dirs[0].path(), pfs));
-    let tier = tier_of(connection.clone());
     let object = create(&tier, 1);
     object.write_at(&vec![7; 40 << 20], 0).expect("write");
     let elsewhere = tier.copies_out().expect("elsewhere");
@@ -523,9 +522,8 @@ fn a_copy_goes_no_further_than_it_is_let_and_ends_with_its_session() {
 
 #[test]
 fn a_copy_goes_to_no_other_file() {
-    let dirs = [(); 2].map(|()| tempfile::tempdir().expect("a directory"));
+    let (dirs, _, tier) = served_with_pfs();
     let pfs = dirs[1].path();
-    let tier = tier_of(Breaking::new(server_with_pfs(dirs[0].path(), pfs)));
     let object = create(&tier, 1);
     object.write_at(b"content", 0).expect("write");
     let elsewhere = tier.copies_out().expect("elsewhere");
