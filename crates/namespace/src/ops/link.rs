@@ -75,17 +75,7 @@ impl Namespace {
         let _order = dir.order(&self.pfs)?;
         let _naming = file.naming(&self.pfs)?;
         self.settle_held(file)?;
-        if dir.is_removed() {
-            return Err(Errno::ENOENT.into());
-        }
-        if dir.is_taken(name) {
-            return Err(Errno::EEXIST.into());
-        }
-        match self.pfs.stat_now(&to, name) {
-            Ok(_) => return Err(Errno::EEXIST.into()),
-            Err(e) if e.raw_os_error() == Some(libc::ENOENT) => {}
-            Err(e) => return Err(on_pfs("stat")(e)),
-        }
+        self.check_is_free(&dir, &to, name)?;
         let shared = Name::from(name);
         let _changing = dir.change_name(&shared);
         let mut batch = Batch::new();
@@ -128,6 +118,21 @@ impl Namespace {
             .lock()
             .remember(file.ino, Node::File(file.clone()));
         Ok(attr)
+    }
+
+    /// Nothing has the name, in the burst buffer or on the PFS; the directory's order is held.
+    fn check_is_free(&self, dir: &Dir, handle: &PfsDir, name: &[u8]) -> Result<(), NsError> {
+        if dir.is_removed() {
+            return Err(Errno::ENOENT.into());
+        }
+        if dir.is_taken(name) {
+            return Err(Errno::EEXIST.into());
+        }
+        match self.pfs.stat_now(handle, name) {
+            Ok(_) => Err(Errno::EEXIST.into()),
+            Err(e) if e.raw_os_error() == Some(libc::ENOENT) => Ok(()),
+            Err(e) => Err(on_pfs("stat")(e)),
+        }
     }
 
     /// Gives the file the name on the PFS too, if it is there: what that shows of it then, and the

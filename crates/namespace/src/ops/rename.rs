@@ -117,28 +117,39 @@ impl Namespace {
             from_dir.empty_dirs.end();
             to_dir.empty_dirs.end();
         }
-        let target_exists = to.file.is_some() || to.stat.is_some();
-        let replaced = match mode {
-            RenameMode::NoReplace if target_exists => return Err(Errno::EEXIST.into()),
-            RenameMode::Exchange if !target_exists => return Err(Errno::ENOENT.into()),
-            RenameMode::Exchange => {
-                self.spare(&mut from)?;
-                self.spare(&mut to)?;
-                self.exchange(&from, &to)?;
-                None
-            }
-            _ => {
-                if from.on_pfs() && !same_file(&from, &to) {
-                    self.spare(&mut to)?;
-                }
-                self.replace(&from, &to, recheck)?
-            }
-        };
+        let replaced = self.change_ends(&mut from, &mut to, mode, recheck)?;
         to_dir.note_present(new_name);
         drop(orders);
         self.touch(&from_dir);
         self.touch(&to_dir);
         Ok(replaced)
+    }
+
+    /// What is asked for, of ends that nobody else changes now; the file that was replaced.
+    fn change_ends(
+        &self,
+        from: &mut End,
+        to: &mut End,
+        mode: RenameMode,
+        recheck: bool,
+    ) -> Result<Option<Arc<File>>, NsError> {
+        let target_exists = to.file.is_some() || to.stat.is_some();
+        match mode {
+            RenameMode::NoReplace if target_exists => Err(Errno::EEXIST.into()),
+            RenameMode::Exchange if !target_exists => Err(Errno::ENOENT.into()),
+            RenameMode::Exchange => {
+                self.spare(from)?;
+                self.spare(to)?;
+                self.exchange(from, to)?;
+                Ok(None)
+            }
+            _ => {
+                if from.on_pfs() && !same_file(from, to) {
+                    self.spare(to)?;
+                }
+                self.replace(from, to, recheck)
+            }
+        }
     }
 
     /// The right to change names in both, taken in the order of their keys.

@@ -50,20 +50,7 @@ impl Files {
             return Err(Errno::EMLINK.into());
         }
         let bytes = if empty { 0 } else { stat.size };
-        let new = NewFile {
-            predicted_bytes: Some(bytes),
-            durability: self.catalog.durability_of(&path),
-            series_fsyncs: false,
-        };
-        let origin = Origin {
-            writer: None,
-            name_hash: self.name_hash(&path),
-        };
-        let tier = match empty {
-            true => self.place_new(origin, &new)?,
-            // A copy that is not needed yet waits for nobody's space.
-            false => self.find_room(origin, &new).ok_or(Errno::ENOSPC)?,
-        };
+        let tier = self.tier_to_come_in(&path, bytes, empty)?;
         let object_id = self.ns.new_object()?;
         self.buffer.arrive(object_id, tier, 0, empty);
         if self
@@ -102,6 +89,23 @@ impl Files {
         self.buffer
             .enter(&file, &self.catalog.rules().identify(&path));
         Ok((file, object, tier))
+    }
+
+    fn tier_to_come_in(&self, path: &[u8], bytes: u64, empty: bool) -> Result<TierId, Failure> {
+        let new = NewFile {
+            predicted_bytes: Some(bytes),
+            durability: self.catalog.durability_of(path),
+            series_fsyncs: false,
+        };
+        let origin = Origin {
+            writer: None,
+            name_hash: self.name_hash(path),
+        };
+        match empty {
+            true => self.place_new(origin, &new),
+            // A copy that is not needed yet waits for nobody's space.
+            false => Ok(self.find_room(origin, &new).ok_or(Errno::ENOSPC)?),
+        }
     }
 
     /// Removes an object that did not become a file's.

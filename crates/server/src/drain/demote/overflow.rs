@@ -1,7 +1,7 @@
 //! Files that went straight to the PFS: their objects become the files by a rename.
 
 use forebay_namespace::{Copy, Demotion, Placed};
-use forebay_tiers::{CopyReport, FileObject, Object, PfsStat, sums};
+use forebay_tiers::{CopyReport, FileObject, Object, PfsDir, PfsStat, sums};
 use forebay_types::{Errno, failpoint};
 
 use super::copying::give_attributes;
@@ -54,15 +54,7 @@ fn publish(drain: &Drain, demotion: &Demotion) -> Result<(), Unfinished> {
     let name = object.to_string().into_bytes();
     let shelf = drain.buffer.tiers().overflow_shelf(pfs, object);
     let dir = shelf.map_err(on_pfs("overflow directory"))?;
-    let (opened, moved) = match pfs.open_file(&dir, &name, true) {
-        // By an earlier try that the PFS has not answered.
-        Err(e) if e.raw_os_error() == Some(libc::ENOENT) => match drain.ns.open_moved(demotion)? {
-            Some(moved) => (Ok(moved), true),
-            None => (Err(e), false),
-        },
-        opened => (opened, false),
-    };
-    let file = FileObject::new(opened.map_err(on_pfs("overflow object"))?);
+    let (file, moved) = open_on_shelf_or_moved(drain, demotion, &dir, &name)?;
     let stat = pfs
         .stat_file(file.file())
         .map_err(on_pfs("overflow object"))?;
@@ -118,6 +110,24 @@ fn publish(drain: &Drain, demotion: &Demotion) -> Result<(), Unfinished> {
     drain.buffer.note_overstay(&demotion.file);
     drain.buffer.wake_collector();
     Ok(())
+}
+
+/// The object, and whether an earlier try, which the PFS has not answered, has moved it.
+fn open_on_shelf_or_moved(
+    drain: &Drain,
+    demotion: &Demotion,
+    shelf: &PfsDir,
+    name: &[u8],
+) -> Result<(FileObject, bool), Unfinished> {
+    let (opened, moved) = match drain.ns.pfs().open_file(shelf, name, true) {
+        Err(e) if e.raw_os_error() == Some(libc::ENOENT) => match drain.ns.open_moved(demotion)? {
+            Some(moved) => (Ok(moved), true),
+            None => (Err(e), false),
+        },
+        opened => (opened, false),
+    };
+    let opened = opened.map_err(on_pfs("overflow object"))?;
+    Ok((FileObject::new(opened), moved))
 }
 
 /// Puts the names of the file on stable storage: it may have got a second one meanwhile.

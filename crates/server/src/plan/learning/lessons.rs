@@ -349,6 +349,24 @@ impl Plan {
         runs.is_none_or(|runs| runs.writers.is_empty() && runs.detector.is_armed())
     }
 
+    /// Goes on with what an earlier run has learned of an application, if it has.
+    fn restore_runs(&self, inner: &mut Inner, application: u32) {
+        let name = self.catalog.apps().name(application).unwrap_or_default();
+        let Some((mtbf_s, last_s)) = inner.stored.remove(&name) else {
+            return;
+        };
+        let window_s = self.learning.verify_window_s;
+        let runs = Runs {
+            detector: RestartDetector::restored(mtbf_s, last_s, window_s),
+            writers: Vec::new(),
+            writer: self.base.processes().opener(Process::default()),
+            written_s: last_s,
+            bystander: None,
+        };
+        self.catalog.apps().set_mtbf(application, mtbf_s);
+        inner.runs.insert(application, runs);
+    }
+
     fn note_reader(&self, application: u32, process: Process, read: &Read) {
         let now_s = self.learning.now_s();
         // The PFS may take its time to answer, and is asked before others wait for this.
@@ -358,20 +376,7 @@ impl Plan {
         };
         let mut inner = self.learning.inner.lock();
         if !inner.runs.contains_key(&application) {
-            let name = self.catalog.apps().name(application).unwrap_or_default();
-            let Some((mtbf_s, last_s)) = inner.stored.remove(&name) else {
-                return;
-            };
-            let window_s = self.learning.verify_window_s;
-            let runs = Runs {
-                detector: RestartDetector::restored(mtbf_s, last_s, window_s),
-                writers: Vec::new(),
-                writer: self.base.processes().opener(Process::default()),
-                written_s: last_s,
-                bystander: None,
-            };
-            self.catalog.apps().set_mtbf(application, mtbf_s);
-            inner.runs.insert(application, runs);
+            self.restore_runs(&mut inner, application);
         }
         let Some(runs) = inner.runs.get_mut(&application) else {
             return;
