@@ -86,6 +86,7 @@ fn start(args: &ServerArgs, readiness: &mut Readiness) -> Result<Exit, Failure> 
     plan.settings.rack = cluster.rack(&server);
     plan.settings.store = store(&cluster, args.take_over)?;
     plan.settings.holders = cluster.holders(&server, &key);
+    plan.settings.nodes = cluster.nodes();
     let front = Network {
         cluster,
         server,

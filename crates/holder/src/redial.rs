@@ -6,7 +6,7 @@ use std::time::Instant;
 use forebay_policy::patience::{DATA_SERVER_GONE, DATA_SERVER_TRY};
 use forebay_types::Errno;
 use forebay_wire::net::{ConnectError, NetConnection};
-use forebay_wire::{Connection, NOT_SENT, OUT_OF_REACH, Reply, Request};
+use forebay_wire::{Carried, Connection, NOT_SENT, OUT_OF_REACH, Reply, Request};
 use parking_lot::{Condvar, Mutex};
 
 /// Begins a session.
@@ -210,6 +210,11 @@ impl Connection for Redialing {
         let state = self.shared.state.lock();
         let session = state.session.as_ref();
         session.is_some_and(|session| session.is_answering())
+    }
+
+    fn carried(&self) -> Carried {
+        let session = self.shared.state.lock().session.clone();
+        session.map_or_else(Carried::default, |session| session.carried())
     }
 
     fn hands_over_descriptors(&self) -> bool {

@@ -11,6 +11,7 @@ mod files;
 mod instance;
 mod integrity;
 mod lifecycle;
+mod nodes;
 mod opening;
 mod orders;
 mod plan;
@@ -24,8 +25,8 @@ mod testing;
 mod threads;
 
 pub use base::settings::{
-    DemotionSettings, EngineSettings, HolderSetting, HolderWay, PathRule, ScrubSettings,
-    ServerStore, Settings, SsdSetting, StoreSetting, Verify,
+    DemotionSettings, EngineSettings, HolderSetting, HolderWay, NodeSetting, PathRule,
+    ScrubSettings, ServerStore, Settings, SsdSetting, StoreSetting, Verify,
 };
 pub use catalog::rules::check_rule;
 // For the fuzzer: patterns are an administrator's, the paths that they are compared with anybody's.

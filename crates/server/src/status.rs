@@ -103,8 +103,8 @@ impl Rooms {
             applications,
             applications_total,
             network: self.network_for(named),
-            data_server: None,
-            names_hidden: false,
+            nodes: self.node_status(),
+            ..StatusBits::default()
         }
     }
 

@@ -94,6 +94,19 @@ pub const UNSETTLED: Errno = Errno::EINPROGRESS;
 /// that does.
 pub const OUT_OF_REACH: Errno = Errno(libc::EHOSTDOWN);
 
+/// The links of a connection, and what went over them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Carried {
+    /// Links that have a socket now.
+    pub links_up: u64,
+    /// Links.
+    pub links: u64,
+    /// Bytes from the server.
+    pub in_bytes: u64,
+    /// Bytes to the server.
+    pub out_bytes: u64,
+}
+
 /// The asking side.
 pub trait Connection: Send + Sync {
     /// Sends one request and waits for its answer. An answer [`Response::Failed`] becomes `Err`, as
@@ -152,6 +165,11 @@ pub trait Connection: Send + Sync {
     /// Whether the other side answers, as far as is known: who has a choice asks somebody else.
     fn is_answering(&self) -> bool {
         true
+    }
+
+    /// What its links are and have carried, where there are any.
+    fn carried(&self) -> Carried {
+        Carried::default()
     }
 
     /// Ends it: whoever waits for an answer gets `ENOTCONN`, where anybody may wait for long.

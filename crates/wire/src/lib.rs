@@ -17,7 +17,8 @@ mod socket;
 mod space;
 
 pub use connection::{
-    Connection, Descriptor, InMemory, NOT_SENT, OUT_OF_REACH, Peer, Reply, Service, UNSETTLED,
+    Carried, Connection, Descriptor, InMemory, NOT_SENT, OUT_OF_REACH, Peer, Reply, Service,
+    UNSETTLED,
 };
 pub use frame::{FrameError, PROTOCOL_VERSION};
 pub use key::{Key, KeyError};

@@ -7,8 +7,8 @@ use forebay_types::{
 use forebay_wire::control::{
     ApplicationStatus, Calibrated, CalibrationStep, ClientStatus, ConflictEntry, ConnectionStatus,
     Control, ControlResponse, Finding, FsckReport, JobProgress, Movement, NetworkStatus,
-    PathFailure, PlanStatus, RefusedStatus, ScrubStatus, StatusBits, TierStatus, VersionStatus,
-    WhereEntry,
+    NodeStatus, PathFailure, PlanStatus, RefusedStatus, ScrubStatus, StatusBits, TierStatus,
+    VersionStatus, WhereEntry,
 };
 use forebay_wire::{
     ContentVersion, Link, LockHolder, LockOf, OpenMode, Opened, Recall, Request, Response,
@@ -485,7 +485,21 @@ fn status() -> StatusBits {
         },
         applications: vec![application],
         network: Some(Box::new(network())),
+        nodes: vec![node()],
         ..StatusBits::default()
+    }
+}
+
+fn node() -> NodeStatus {
+    NodeStatus {
+        server: 2,
+        rack: Some("r1".into()),
+        addresses: vec![([10, 0, 0, 2], 7070).into()],
+        data: true,
+        missing_ms: Some(1),
+        tiers: vec!["server-2:dram".into()],
+        only_here_bytes: 3,
+        ..NodeStatus::default()
     }
 }
 

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use forebay_holder::Redialing;
-use forebay_server::{HolderSetting, HolderWay};
+use forebay_server::{HolderSetting, HolderWay, NodeSetting};
 use forebay_wire::Key;
 use forebay_wire::net::{NetConfig, NetConnection};
 
@@ -18,6 +18,18 @@ impl Cluster {
         let others = self.servers.iter();
         let others = others.filter(|server| server.data && server.id != own.id);
         others.map(|server| self.holder(server, key)).collect()
+    }
+
+    /// All servers, for who looks at the cluster.
+    pub fn nodes(&self) -> Vec<NodeSetting> {
+        let node = |server: &Server| NodeSetting {
+            server: server.id,
+            rack: server.rack.clone(),
+            addresses: server.addresses.clone(),
+            metadata: server.metadata,
+            data: server.data,
+        };
+        self.servers.iter().map(node).collect()
     }
 
     fn holder(&self, server: &Server, key: &Key) -> HolderSetting {

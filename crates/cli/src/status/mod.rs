@@ -20,6 +20,7 @@ use crate::show::text::{bar, eta, files, percent, rate, show_path};
 use crate::{out, usage};
 
 mod clients;
+mod nodes;
 mod object;
 
 pub use object::{plan_json, to_json};
@@ -35,7 +36,9 @@ const ROWS_MAX: usize = 20;
     after_help = usage::EXIT_CODES,
     after_long_help = concat!(
         "In a tier's bar `#` is data not yet on the PFS, `=` other data, `.` free space.\n\n",
-        "A server also shows its clients, and what went over each of their connections since it was opened.\n\n",
+        "A server also shows its clients, and what went over each of their connections since it was opened.\n",
+        "Of a cluster it shows each node: its rack, who is missing, the links to it and the bytes over them in this\n",
+        "session, what it holds, what nobody else has (lost if the node died now), and copies to the PFS under way.\n\n",
         "Examples:\n  forebay status\n  forebay status --state /var/lib/forebay --json\n",
         "  forebay status --config /etc/forebay/cluster.toml\n\n",
         "Exit codes: 0 shown; 1 nothing runs there, it is another user's, or the server does not answer."
@@ -123,6 +126,7 @@ pub fn render(bits: &StatusBits) -> String {
         let _ = writeln!(page, "records in {}\n", bits.store);
     }
     page.push_str(&tiers_table(bits).render());
+    page.push_str(&nodes::render(&bits.nodes));
     page.push_str(&warnings(bits));
     let _ = writeln!(page, "\nundrained  {}", undrained_line(bits));
     let _ = writeln!(

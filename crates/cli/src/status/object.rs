@@ -8,7 +8,7 @@ use forebay_wire::control::{
 };
 use serde_json::{Map, Value, json};
 
-use super::{clients, drain_eta_s, mount_of};
+use super::{clients, drain_eta_s, mount_of, nodes};
 use crate::mounts::in_mount;
 use crate::show::json::{self, insert_path};
 
@@ -67,6 +67,7 @@ pub fn to_json(bits: &StatusBits) -> Value {
         "applications": bits.applications.iter().map(application_json).collect::<Value>(),
         "applications_total": bits.applications_total,
         "network": bits.network.as_deref().map(clients::to_json),
+        "nodes": bits.nodes.iter().map(nodes::to_json).collect::<Value>(),
         "names_hidden": bits.names_hidden,
     });
     if let Value::Object(facts) = facts {
@@ -249,6 +250,7 @@ mod tests {
                 files: 1,
             }],
             network: Some(Box::new(clients::tests::network(1))),
+            nodes: vec![nodes::tests::node(2)],
             ..StatusBits::default()
         }
     }

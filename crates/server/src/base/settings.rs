@@ -1,7 +1,7 @@
 //! What an administrator or user may set. Plain values: parsing them is the command line's work.
 
 use std::fmt;
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -30,6 +30,21 @@ pub struct HolderSetting {
     pub addresses: Vec<IpAddr>,
     /// How it is reached.
     pub way: HolderWay,
+}
+
+/// A server of the cluster, for who looks at it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NodeSetting {
+    /// Its id in the cluster.
+    pub server: u16,
+    /// The name of its rack.
+    pub rack: Option<String>,
+    /// Where it listens.
+    pub addresses: Vec<SocketAddr>,
+    /// It serves names.
+    pub metadata: bool,
+    /// It holds data.
+    pub data: bool,
 }
 
 /// A connection to a data server. Two are equal if they are one.
@@ -259,6 +274,8 @@ pub struct Settings {
     pub rack: u16,
     /// Data servers on other nodes, whose tiers are this burst buffer's, too.
     pub holders: Vec<HolderSetting>,
+    /// All servers of the cluster; none without one.
+    pub nodes: Vec<NodeSetting>,
     /// So long a start waits for data servers that do not answer; it goes on without them.
     pub wait_for_holders: Duration,
     /// What fsync promises; `None`: `ssd` where there is a flash tier, else `pfs`.
@@ -314,6 +331,7 @@ impl Settings {
             server: 0,
             rack: 0,
             holders: Vec::new(),
+            nodes: Vec::new(),
             wait_for_holders: DATA_SERVERS_AT_START,
             durability: None,
             rules: Vec::new(),

@@ -6,6 +6,8 @@ use std::time::Instant;
 use forebay_holder::{RemoteTier, RemoteTiers};
 use forebay_policy::patience::DATA_SERVER_TRY;
 
+use parking_lot::Mutex;
+
 use crate::base::settings::{HolderSetting, Settings};
 use crate::buffer::known::Known;
 
@@ -17,6 +19,8 @@ pub struct Holder {
     found: Vec<RemoteTier>,
     /// It is not there: these are the tiers of before.
     is_expected: bool,
+    /// Since when it was not found to answer.
+    missing: Mutex<Option<Instant>>,
 }
 
 impl Holder {
@@ -38,6 +42,20 @@ impl Holder {
     /// The same, and there is nothing to look at as long as it has what it has now.
     pub fn refuse(&self) {
         self.tiers.refuse();
+    }
+
+    /// Somebody has looked whether it answers.
+    pub fn note(&self, answers: bool) {
+        let mut missing = self.missing.lock();
+        match answers {
+            true => *missing = None,
+            false => _ = missing.get_or_insert_with(Instant::now),
+        }
+    }
+
+    /// For how long it has not answered, when last looked at.
+    pub fn missing_for(&self) -> Option<Duration> {
+        self.missing.lock().map(|since| since.elapsed())
     }
 
     /// Whether its tiers are those of before.
@@ -102,5 +120,6 @@ fn find(holder: &HolderSetting, instance: [u8; 16], until: Instant, known: &mut 
         tiers,
         found,
         is_expected,
+        missing: Mutex::default(),
     }
 }

@@ -400,6 +400,26 @@ impl Ledger {
         }
     }
 
+    /// Of undrained objects, by tier, those that fsync has put on another node, too: how many, and
+    /// their bytes.
+    pub fn elsewhere(
+        &self,
+        server_of: impl Fn(TierId) -> Option<u16>,
+    ) -> HashMap<TierId, (u64, u64)> {
+        let books = self.books.lock();
+        let mut found: HashMap<TierId, (u64, u64)> = HashMap::new();
+        for (object, shadow) in &books.shadows {
+            let charge = books.charges.get(object).filter(|one| one.is_undrained());
+            let Some(charge) = charge else { continue };
+            let tier = TierId(charge.tier);
+            if server_of(TierId(shadow.tier)) != server_of(tier) {
+                let sum = found.entry(tier).or_default();
+                *sum = (sum.0 + 1, sum.1 + charge.used_bytes);
+            }
+        }
+        found
+    }
+
     /// Space as the policy wants to see it.
     pub fn spaces(&self) -> Vec<TierSpace> {
         let books = self.books.lock();
@@ -614,6 +634,20 @@ mod tests {
         );
         ledger.set_dirty(ObjectId(1), false);
         assert_eq!(ledger.try_hold(ObjectId(2), tier, 10, 10, true), Ok(()));
+    }
+
+    #[test]
+    fn what_another_node_has_is_told_from_what_only_this_one_has() {
+        let ledger = ledger_with(&[(SSD, 100); 3], 1.0, &[1, 2, 3]);
+        let server_of = |tier: TierId| Some(u16::from(tier.0 / 2));
+        for (object, flash) in [(1, 1), (2, 2), (3, 2)] {
+            ledger.settle(ObjectId(object), TierId(0), 10, object != 3);
+            let held = ledger.try_hold_shadow(ObjectId(object), TierId(flash), 10);
+            assert_eq!(held, Ok(()));
+        }
+        // The first has its copy on its own node, the third is drained.
+        let elsewhere = HashMap::from([(TierId(0), (1, 10))]);
+        assert_eq!(ledger.elsewhere(server_of), elsewhere);
     }
 
     #[test]

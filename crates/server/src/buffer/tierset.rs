@@ -244,6 +244,18 @@ impl TierSet {
         self.get(id).is_some_and(|slot| !slot.tier.is_answering())
     }
 
+    /// Whether a server's node answers, with all tiers that it has; not where none is known.
+    pub fn is_answering(&self, server: u16) -> bool {
+        let mut tiers = self.of_server(server).peekable();
+        tiers.peek().is_some() && tiers.all(|(_, slot)| slot.tier.is_answering())
+    }
+
+    /// The tiers of one server, but for the overflow.
+    pub fn of_server(&self, server: u16) -> impl Iterator<Item = (TierId, &Slot)> {
+        self.iter()
+            .filter(move |(id, slot)| *id != OVERFLOW && slot.server == server)
+    }
+
     /// The overflow, made if it is not there yet.
     pub fn need_overflow(&self, pfs: &PfsTree) -> io::Result<TierId> {
         self.overflow.need(pfs)?;

@@ -63,6 +63,11 @@ impl Drain {
         }
     }
 
+    /// Whose turn it is.
+    pub fn picking(&self) -> &Picking {
+        &self.picking
+    }
+
     /// The room below.
     pub fn base(&self) -> &Arc<Base> {
         &self.base

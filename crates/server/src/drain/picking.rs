@@ -4,6 +4,7 @@ pub(crate) mod pick;
 mod urgent;
 
 use std::collections::VecDeque;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use forebay_policy::trigger::{Trigger, TriggerConfig};
@@ -36,10 +37,21 @@ pub struct Picking {
     /// By line.
     turns: Vec<Mutex<Turn>>,
     urgent: Urgent,
+    /// Files on their way, by line.
+    under_way: Vec<AtomicU64>,
     trigger: Mutex<Trigger>,
     batch_files_max: usize,
     origin: Instant,
     idle: bool,
+}
+
+/// Files on their way.
+pub struct UnderWay<'a>(&'a AtomicU64, u64);
+
+impl Drop for UnderWay<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(self.1, Ordering::Relaxed);
+    }
 }
 
 /// Held while the order is made. Other demoters take only what is urgent meanwhile. The queue's own
@@ -71,6 +83,7 @@ impl Picking {
         Picking {
             turns: servers.iter().map(turn).collect(),
             urgent: Urgent::new(servers.len()),
+            under_way: servers.iter().map(|_| AtomicU64::new(0)).collect(),
             servers,
             trigger: Mutex::new(trigger),
             batch_files_max: BATCH_FILES_MAX.min(batch_files_max),
@@ -82,6 +95,20 @@ impl Picking {
     /// All lines.
     pub fn lines(&self) -> impl Iterator<Item = Line> {
         (0..self.servers.len()).map(Line)
+    }
+
+    /// Files of a batch of this line are on their way, until the answer is dropped.
+    pub fn set_out(&self, line: Line, files: usize) -> UnderWay<'_> {
+        let count = &self.under_way[line.0];
+        count.fetch_add(files as u64, Ordering::Relaxed);
+        UnderWay(count, files as u64)
+    }
+
+    /// How many files of each server are on their way.
+    pub fn under_way(&self) -> impl Iterator<Item = (u16, u64)> {
+        let counts = self.under_way.iter();
+        let counts = counts.map(|count| count.load(Ordering::Relaxed));
+        self.servers.iter().copied().zip(counts)
     }
 
     /// What says when it is time where no plan does. Errors: the settings' fraction is none.

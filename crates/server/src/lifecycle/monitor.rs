@@ -76,7 +76,8 @@ pub fn run(lifecycle: &Arc<Lifecycle>) {
 pub fn watch_holders(lifecycle: &Arc<Lifecycle>) {
     let begun = Instant::now();
     while !lifecycle.base.is_ending() {
-        for holder in lifecycle.buffer.tiers().holders() {
+        let tiers = lifecycle.buffer.tiers();
+        for holder in tiers.holders() {
             // A start needs the PFS; until that answers what there is goes on.
             let may_order =
                 begun.elapsed() >= START_ANEW_FIRST && !lifecycle.base.health().is_silent();
@@ -89,6 +90,7 @@ pub fn watch_holders(lifecycle: &Arc<Lifecycle>) {
                 lifecycle.base.life().order_start_anew();
                 lifecycle.base.life().pause(START_ANEW_AGAIN);
             }
+            holder.note(tiers.is_answering(holder.server));
         }
         lifecycle.base.life().pause(DATA_SERVERS_LOOK);
     }

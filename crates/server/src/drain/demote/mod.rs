@@ -75,6 +75,7 @@ pub fn run(drain: &Drain, line: Line) {
         }
         let batch = drain.next_batch(line);
         if !batch.is_empty() {
+            let _under_way = drain.picking.set_out(line, batch.len());
             demote_batch(drain, &batch);
         }
         drain.ns.put_owed_times(TIMES_OWED_FOR);

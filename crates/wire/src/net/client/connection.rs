@@ -14,7 +14,7 @@ use super::config::{ConnectError, NetConfig};
 use super::dial::{Dialed, Server, Watch, dial};
 use super::link::{Link, LinkState, Seen, Unanswered};
 use super::slots::Slots;
-use crate::{Connection, NOT_SENT, Reply, Request, Response};
+use crate::{Carried, Connection, NOT_SENT, Reply, Request, Response};
 
 /// Shortest pause before a link is connected again after an attempt failed.
 const BACKOFF_MIN: Duration = Duration::from_millis(100);
@@ -305,6 +305,17 @@ impl Connection for NetConnection {
         links.any(|link| link.down_for().is_zero())
             && !self.shared.is_over()
             && self.shared.lease_left() > self.shared.lease / 2
+    }
+
+    fn carried(&self) -> Carried {
+        let links = self.status();
+        let links = &links[..self.shared.config.links.min(links.len())];
+        Carried {
+            links_up: links.iter().filter(|link| link.connected).count() as u64,
+            links: links.len() as u64,
+            in_bytes: links.iter().map(|link| link.bytes_in).sum(),
+            out_bytes: links.iter().map(|link| link.bytes_out).sum(),
+        }
     }
 
     fn close(&self) {

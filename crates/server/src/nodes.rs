@@ -1,0 +1,82 @@
+//! The nodes of a cluster, for `status`: who is there, what each holds, and what would go with it.
+
+use std::collections::HashMap;
+
+use forebay_tiers::TierKind;
+use forebay_types::TierId;
+use forebay_wire::control::NodeStatus;
+
+use crate::base::settings::{NodeSetting, StoreSetting};
+use crate::rooms::Rooms;
+
+/// Undrained objects that another node has, too, by tier: how many, and their bytes.
+type Elsewhere = HashMap<TierId, (u64, u64)>;
+
+impl Rooms {
+    /// All servers of the cluster, as this one sees them.
+    pub(crate) fn node_status(&self) -> Vec<NodeStatus> {
+        let nodes = &self.base.settings().nodes;
+        if nodes.is_empty() {
+            return Vec::new();
+        }
+        let tiers = self.buffer.tiers();
+        let server_of = |id: TierId| tiers.get(id).map(|slot| slot.server);
+        let elsewhere = self.buffer.ledger().elsewhere(server_of);
+        let nodes = nodes.iter();
+        nodes.map(|node| self.one_node(node, &elsewhere)).collect()
+    }
+
+    fn one_node(&self, node: &NodeSetting, elsewhere: &Elsewhere) -> NodeStatus {
+        let settings = self.base.settings();
+        let is_own = node.server == settings.server;
+        let mut status = NodeStatus {
+            server: node.server,
+            rack: node.rack.clone(),
+            addresses: node.addresses.clone(),
+            metadata: node.metadata,
+            data: node.data,
+            has_records: is_own && settings.store == StoreSetting::Embedded,
+            answers: is_own,
+            ..NodeStatus::default()
+        };
+        self.add_tiers(&mut status, elsewhere);
+        let mut under_way = self.drain.picking().under_way();
+        let copies = under_way.find(|(server, _)| *server == node.server);
+        status.copies_under_way = copies.map_or(0, |(_, files)| files);
+        if is_own {
+            return status;
+        }
+        let tiers = self.buffer.tiers();
+        status.answers = tiers.is_answering(node.server);
+        let mut holders = tiers.holders().iter();
+        let holder = holders.find(|holder| holder.server == node.server);
+        let missing = holder.and_then(|holder| holder.missing_for());
+        let missing = missing.filter(|_| !status.answers);
+        status.missing_ms = missing.map(|time| time.as_millis() as u64);
+        let mut ways = settings.holders.iter();
+        if let Some(holder) = ways.find(|holder| holder.server == node.server) {
+            let carried = holder.way.0.carried();
+            (status.links_up, status.links) = (carried.links_up, carried.links);
+            (status.in_bytes, status.out_bytes) = (carried.in_bytes, carried.out_bytes);
+        }
+        status
+    }
+
+    fn add_tiers(&self, status: &mut NodeStatus, elsewhere: &Elsewhere) {
+        let (tiers, ledger) = (self.buffer.tiers(), self.buffer.ledger());
+        for (id, slot) in tiers.of_server(status.server) {
+            let figures = ledger.figures(id);
+            let (files, bytes) = elsewhere.get(&id).copied().unwrap_or_default();
+            let only_here = figures.dirty_bytes.saturating_sub(bytes);
+            status.tiers.push(slot.tier.name().to_string());
+            status.capacity_bytes += slot.capacity_bytes;
+            status.used_bytes += figures.used_bytes;
+            status.dirty_bytes += figures.dirty_bytes;
+            status.only_here_bytes += only_here;
+            status.only_here_files += figures.dirty_files.saturating_sub(files);
+            if slot.kind == TierKind::Dram {
+                status.only_in_memory_bytes += only_here;
+            }
+        }
+    }
+}
