@@ -1,0 +1,50 @@
+//! The nodes of a cluster in `status`.
+
+use std::net::SocketAddr;
+
+use serde::{Deserialize, Serialize};
+
+/// One server of a cluster in `status`, as the metadata server sees it.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NodeStatus {
+    /// Its id in the cluster.
+    pub server: u16,
+    /// What fails together with it, as the configuration calls it; `None`: nothing does.
+    pub rack: Option<String>,
+    /// Where it listens.
+    pub addresses: Vec<SocketAddr>,
+    /// It serves names.
+    pub metadata: bool,
+    /// It holds data.
+    pub data: bool,
+    /// The records of all files are in its state folder.
+    pub has_records: bool,
+    /// It answers.
+    pub answers: bool,
+    /// For how long it has not, milliseconds.
+    pub missing_ms: Option<u64>,
+    /// Sockets of the metadata server to it that are connected; 0 on the metadata server's node.
+    pub links_up: u64,
+    /// How many there should be, once there was a session.
+    pub links: u64,
+    /// Over them from the node in this session, bytes.
+    pub in_bytes: u64,
+    /// Over them to the node, likewise.
+    pub out_bytes: u64,
+    /// Its tiers, by name.
+    pub tiers: Vec<String>,
+    /// Their capacity, bytes.
+    pub capacity_bytes: u64,
+    /// Of that held by objects, bytes.
+    pub used_bytes: u64,
+    /// Of those not yet on the PFS, bytes.
+    pub dirty_bytes: u64,
+    /// Of those on no other node either: what would be lost with it, bytes.
+    pub only_here_bytes: u64,
+    /// Files likewise.
+    pub only_here_files: u64,
+    /// Of those bytes in its memory: a restart of the node takes what no fsync has put elsewhere.
+    pub only_in_memory_bytes: u64,
+    /// Copies to the PFS of files that it holds, under way.
+    pub copies_under_way: u64,
+}
