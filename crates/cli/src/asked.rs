@@ -25,6 +25,14 @@ pub struct Whom {
 }
 
 impl Whom {
+    /// The server of a cluster.
+    pub fn of(config: &Path) -> Whom {
+        Whom {
+            state: None,
+            config: Some(config.into()),
+        }
+    }
+
     /// Connects.
     pub fn connect(&self) -> Result<Asked, Failure> {
         match &self.config {

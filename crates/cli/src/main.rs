@@ -29,6 +29,7 @@ mod keygen;
 mod mount;
 mod mounts;
 mod movement;
+mod nodes;
 mod out;
 mod paths;
 mod plan;
@@ -84,6 +85,7 @@ enum Command {
     Up(Box<up::UpArgs>),
     Down(down::DownArgs),
     Server(server::ServerArgs),
+    Cluster(nodes::ClusterArgs),
     Mount(Box<mount::MountArgs>),
     Status(status::StatusArgs),
     Top(top::TopArgs),
@@ -108,6 +110,7 @@ impl Command {
             Command::Up(args) => up::run(args),
             Command::Down(args) => down::run(args),
             Command::Server(args) => server::run(args),
+            Command::Cluster(args) => nodes::run(args),
             Command::Mount(args) => mount::run(args),
             Command::Status(args) => status::run(args),
             Command::Top(args) => top::run(args),

@@ -99,13 +99,28 @@ pub fn detach_ours(point: &Path) {
 
 /// Takes a mount out of the tree without waiting for those who still use it.
 pub fn detach(point: &Path) -> io::Result<()> {
+    use rustix::mount::UnmountFlags;
+    unmount_with(point, UnmountFlags::DETACH, &["-u", "-z", "--"])
+}
+
+/// Unmounts what nobody uses; `EBUSY` if somebody does.
+pub fn unmount(point: &Path) -> io::Result<()> {
+    use rustix::mount::UnmountFlags;
+    unmount_with(point, UnmountFlags::empty(), &["-u", "--"])
+}
+
+fn unmount_with(
+    point: &Path,
+    flags: rustix::mount::UnmountFlags,
+    for_users: &[&str],
+) -> io::Result<()> {
     use rustix::mount::{UnmountFlags, unmount};
-    match unmount(point, UnmountFlags::DETACH | UnmountFlags::NOFOLLOW) {
+    match unmount(point, flags | UnmountFlags::NOFOLLOW) {
         Err(rustix::io::Errno::PERM) => {}
         other => return other.map_err(io::Error::from),
     }
     let output = Command::new("fusermount3")
-        .args(["-u", "-z", "--"])
+        .args(for_users)
         .arg(point)
         .stdin(Stdio::null())
         .output()?;
@@ -113,6 +128,9 @@ pub fn detach(point: &Path) -> io::Result<()> {
         return Ok(());
     }
     let text = String::from_utf8_lossy(&output.stderr);
+    if text.contains("busy") {
+        return Err(io::Error::from_raw_os_error(libc::EBUSY));
+    }
     Err(io::Error::other(
         text.lines()
             .next()

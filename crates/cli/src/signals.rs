@@ -33,6 +33,13 @@ impl Signals {
         Ok(signals)
     }
 
+    /// Of somebody who does not want to hear of any more.
+    pub fn never() -> Signals {
+        Signals {
+            shared: Arc::new((Mutex::new(0), Condvar::new())),
+        }
+    }
+
     /// Sleeps for so long, less if a signal comes; whether one has come.
     pub fn sleep(&self, time: Duration) -> bool {
         let (count, changed) = &*self.shared;

@@ -67,6 +67,13 @@ fn is_host(host: &str) -> bool {
     !host.is_empty() && host.chars().all(is_part) && !host.chars().all(is_number)
 }
 
+/// A name that no program takes for an option, and no shell for anything else.
+pub fn is_node(name: &str) -> bool {
+    let is_part = |c: char| c.is_ascii_alphanumeric() || "-_.:@%".contains(c);
+    let begins = |c: char| c.is_ascii_alphanumeric() || c == ':';
+    name.len() <= 255 && name.starts_with(begins) && name.chars().all(is_part)
+}
+
 fn of_one_node(address: SocketAddr) -> Result<SocketAddr, AddressError> {
     let ip = address.ip();
     let broadcast = matches!(ip, IpAddr::V4(v4) if v4.is_broadcast());
@@ -142,6 +149,33 @@ mod tests {
                 refused(many).starts_with("is no address of one node"),
                 "{many}"
             );
+        }
+    }
+
+    #[test]
+    fn no_host_is_taken_for_an_option_or_a_command() {
+        for good in [
+            "node-1.site",
+            "root@n1",
+            "10.0.0.1",
+            "fd00::1",
+            "fe80::1%eth0",
+            "::1",
+        ] {
+            assert!(is_node(good), "{good}");
+        }
+        for bad in [
+            "",
+            "-oProxyCommand=x",
+            "a b",
+            "a;b",
+            "$(x)",
+            "a\n",
+            "a'b",
+            "@x",
+            ".x",
+        ] {
+            assert!(!is_node(bad), "{bad}");
         }
     }
 

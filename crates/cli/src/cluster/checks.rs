@@ -11,7 +11,7 @@ use forebay_server::{ServerStore, SsdSetting, StoreLocation, StoreSetting};
 use forebay_types::{format_duration, format_size};
 use toml::Spanned;
 
-use super::address::resolve;
+use super::address::{is_node, resolve};
 use super::config::{MountSettings, Server};
 use super::error::{ConfigError, Problem};
 use super::written::{Role, Section, Written, WrittenMount, WrittenServer};
@@ -241,6 +241,7 @@ impl<'a> Checks<'a> {
             metadata: metadata > 0,
             data: data > 0,
             addresses: self.addresses(id, &written.addresses, addresses)?,
+            host: self.host(id, written)?,
             rack: rack.transpose()?,
             state: self.absolute(&written.state, "state")?,
             dram_bytes: self.dram(written.dram.as_ref())?,
@@ -253,6 +254,19 @@ impl<'a> Checks<'a> {
             return refuse_roles(Problem::TierWithoutData(id));
         }
         Ok(server)
+    }
+
+    fn host(&self, id: u16, written: &WrittenServer) -> Result<String, ConfigError> {
+        if let Some(host) = &written.host {
+            return match is_node(host.get_ref()) {
+                true => Ok(host.get_ref().clone()),
+                false => Err(self.at(host.span(), Problem::Host(id, host.get_ref().clone()))),
+            };
+        }
+        let first = written.addresses.get_ref().first();
+        let first = first.map_or("", |address| address.get_ref().as_str());
+        let host = first.rsplit_once(':').map_or(first, |(host, _)| host);
+        Ok(host.trim_matches(['[', ']']).to_string())
     }
 
     fn id(

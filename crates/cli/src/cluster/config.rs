@@ -64,6 +64,8 @@ pub struct Server {
     pub data: bool,
     /// Where it listens; at least one. Of a host all addresses that the resolver knows.
     pub addresses: Vec<SocketAddr>,
+    /// How commands get to its node: `host`, else the host of its first address.
+    pub host: String,
     /// Servers of one rack fail together. `None`: this one fails alone.
     pub rack: Option<String>,
     /// Its state folder; absolute.

@@ -81,6 +81,10 @@ pub enum Problem {
     NoRole(u16),
     #[error("server {0} has a role twice")]
     SameRole(u16),
+    #[error(
+        "server {0}: '{1}' is no name that a node is reached by; letters, digits, '-', '_', '.', ':' and '@', a letter or digit first"
+    )]
+    Host(u16, String),
     #[error("server {0} has no address; write addresses = [\"10.0.0.1:7070\"]")]
     NoAddress(u16),
     #[error("'{written}': {why}")]

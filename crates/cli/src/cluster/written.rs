@@ -56,6 +56,7 @@ pub struct WrittenServer {
     pub roles: Spanned<Vec<Role>>,
     pub addresses: Spanned<Vec<Spanned<String>>>,
     pub rack: Option<Spanned<String>>,
+    pub host: Option<Spanned<String>>,
     pub state: Spanned<Folder>,
     pub dram: Option<Spanned<Size>>,
     #[serde(default)]

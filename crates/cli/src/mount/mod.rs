@@ -7,6 +7,8 @@ mod relay;
 mod run;
 mod samepfs;
 
+pub use place::log_of;
+
 use std::ffi::OsString;
 use std::path::PathBuf;
 use std::time::Duration;

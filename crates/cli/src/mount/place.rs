@@ -90,6 +90,19 @@ impl Drop for RunFolder {
     }
 }
 
+/// A file for what a process says that has no other log, made anew beside the run folders.
+pub fn log_of(name: &str) -> std::io::Result<(std::fs::File, PathBuf)> {
+    use std::os::unix::fs::OpenOptionsExt;
+    let base = base();
+    make(&base, 0o755)?;
+    let path = base.join(name);
+    let mut options = std::fs::File::options();
+    // Where everybody may make files, nobody's link is followed.
+    options.write(true).create(true).truncate(true).mode(0o600);
+    let file = options.custom_flags(libc::O_NOFOLLOW).open(&path)?;
+    Ok((file, path))
+}
+
 fn base() -> PathBuf {
     let given = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty());
     if let Some(folder) = given("FOREBAY_RUN") {

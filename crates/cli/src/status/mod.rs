@@ -52,6 +52,13 @@ pub struct StatusArgs {
     json: bool,
 }
 
+impl StatusArgs {
+    /// As they would be given.
+    pub fn of(whom: Whom, json: bool) -> StatusArgs {
+        StatusArgs { whom, json }
+    }
+}
+
 /// Runs the command.
 pub fn run(args: &StatusArgs) -> Result<Exit, Failure> {
     let asked = args.whom.connect()?;
