@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use clap::Args;
-use forebay_wire::control::StatusBits;
+use forebay_wire::control::{Control, ControlResponse, StatusBits};
 
 use crate::cluster::remote::Remote;
 use crate::control::{AskError, Daemon};
@@ -54,6 +54,14 @@ impl Asked {
     fn here(state: Option<&Path>) -> Result<Asked, Failure> {
         let state = instance::state_or_only(state)?;
         Ok(Asked::Here(Daemon::connect(&state)?, state))
+    }
+
+    /// Asks or orders something else.
+    pub fn ask(&self, control: Control) -> Result<ControlResponse, AskError> {
+        match self {
+            Asked::Here(daemon, _) => daemon.ask(control),
+            Asked::There(remote) => remote.ask(control),
+        }
     }
 
     /// What `forebay status` shows.

@@ -22,7 +22,7 @@ use crate::files::{guard, inplace, unseen};
 use crate::integrity::{scrub, seal};
 use crate::lifecycle::facts::Facts;
 use crate::lifecycle::statefolder::{open_store, store_of};
-use crate::lifecycle::{discard, monitor};
+use crate::lifecycle::{discard, emptying, monitor};
 use crate::opening::{OpenMode, open_rooms};
 use crate::orders::publication;
 use crate::plan::engine;
@@ -165,6 +165,7 @@ impl Instance {
             let room = &rooms.lifecycle;
             self.spawn("fb-holders", true, room, monitor::watch_holders)?;
             self.spawn("fb-space", true, room, monitor::watch_space)?;
+            self.spawn("fb-empty", false, room, emptying::run)?;
         }
         self.spawn("fb-engine", false, &rooms.plan, engine::beat::run)?;
         self.spawn("fb-discard", true, &rooms.lifecycle, discard::run)?;

@@ -3,9 +3,10 @@
 use std::collections::HashMap;
 
 use forebay_tiers::TierKind;
-use forebay_types::TierId;
-use forebay_wire::control::NodeStatus;
+use forebay_types::{Errno, TierId};
+use forebay_wire::control::{EmptyingStatus, NodeStatus};
 
+use crate::base::failure::Failure;
 use crate::base::settings::{NodeSetting, StoreSetting};
 use crate::rooms::Rooms;
 
@@ -13,6 +14,28 @@ use crate::rooms::Rooms;
 type Elsewhere = HashMap<TierId, (u64, u64)>;
 
 impl Rooms {
+    /// Has a node emptied, or uses it again.
+    pub(crate) fn order_node(&self, server: u16, empty: bool) -> Result<(), Failure> {
+        let emptying = self.buffer.emptying();
+        let mut nodes = self.base.settings().nodes.iter();
+        let mut with_data = nodes.clone().filter(|node| node.data);
+        if !nodes.any(|node| node.server == server && node.data) {
+            return Err(Errno::ENOENT.into());
+        }
+        if empty && !with_data.any(|node| node.server != server && !emptying.has(node.server)) {
+            return Err(Errno::EBUSY.into());
+        }
+        emptying.order(self.base.ns(), server, empty)?;
+        tracing::info!(
+            "node {server} {}",
+            match empty {
+                true => "is emptied by order",
+                false => "is used again, by order",
+            }
+        );
+        Ok(())
+    }
+
     /// All servers of the cluster, as this one sees them.
     pub(crate) fn node_status(&self) -> Vec<NodeStatus> {
         let nodes = &self.base.settings().nodes;
@@ -40,6 +63,7 @@ impl Rooms {
             ..NodeStatus::default()
         };
         self.add_tiers(&mut status, elsewhere);
+        self.add_emptying(&mut status);
         let mut under_way = self.drain.picking().under_way();
         let copies = under_way.find(|(server, _)| *server == node.server);
         status.copies_under_way = copies.map_or(0, |(_, files)| files);
@@ -60,6 +84,27 @@ impl Rooms {
             (status.in_bytes, status.out_bytes) = (carried.in_bytes, carried.out_bytes);
         }
         status
+    }
+
+    fn add_emptying(&self, status: &mut NodeStatus) {
+        if !self.buffer.emptying().has(status.server) {
+            return;
+        }
+        let tiers = self.buffer.tiers().of_server(status.server);
+        let files = tiers.map(|(id, _)| {
+            let figures = self.buffer.ledger().figures(id);
+            figures.dirty_files + figures.other_files
+        });
+        let files = files.sum();
+        let held = self.buffer.emptying().held(status.server);
+        status.emptying = Some(EmptyingStatus {
+            files,
+            open_files: held.files.min(files),
+            open: match files {
+                0 => Vec::new(),
+                _ => held.paths,
+            },
+        });
     }
 
     fn add_tiers(&self, status: &mut NodeStatus, elsewhere: &Elsewhere) {

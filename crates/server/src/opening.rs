@@ -168,6 +168,8 @@ fn take_over(
     mode: OpenMode,
 ) -> Result<(), StartError> {
     rooms.lifecycle.restore_totals(facts);
+    let emptying = rooms.buffer.emptying().restore(rooms.base.ns());
+    emptying.map_err(failed("metadata store"))?;
     rooms.plan.restore_bandwidths();
     match mode {
         OpenMode::Serve => rooms.lifecycle.recover(loaded)?,

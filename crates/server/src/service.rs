@@ -509,6 +509,10 @@ impl Server {
                     .choose_policy(policy.as_deref(), placement.as_deref())?;
                 Ok(ControlResponse::Status(Box::new(rooms.status())))
             }
+            Control::Node { server, empty } => {
+                rooms.order_node(server, empty)?;
+                Ok(ControlResponse::Status(Box::new(rooms.status())))
+            }
             Control::Fsck { dry_run, checksums } => self.bounded(move |rooms| {
                 ControlResponse::Fsck(rooms.lifecycle.fsck(dry_run, checksums, true))
             }),

@@ -128,6 +128,8 @@ impl Rooms {
             bits.names_hidden = true;
             bits.errors.clear();
             bits.holding.clear();
+            let emptying = bits.nodes.iter_mut().filter_map(|n| n.emptying.as_mut());
+            emptying.for_each(|emptying| emptying.open.clear());
             bits.conflicts.clear();
             bits.unpublished.clear();
             bits.applications.clear();

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 mod nodes;
 
-pub use nodes::NodeStatus;
+pub use nodes::{EmptyingStatus, NodeStatus};
 
 /// An explicit movement of files.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -56,6 +56,9 @@ pub enum Control {
         policy: Option<String>,
         placement: Option<String>,
     },
+    /// Has a data server's node emptied, so that no new file goes there either; or uses it again.
+    /// Answers with the status.
+    Node { server: u16, empty: bool },
     /// Compares records, objects and PFS; repairs unless `dry_run`.
     Fsck { dry_run: bool, checksums: bool },
 }
@@ -64,7 +67,10 @@ impl Control {
     /// Whether asking twice does no more than asking once.
     pub fn is_repeatable(&self) -> bool {
         match self {
-            Control::Status | Control::Where { .. } | Control::Job { .. } => true,
+            Control::Status
+            | Control::Where { .. }
+            | Control::Job { .. }
+            | Control::Node { .. } => true,
             // A second start is a second job; the others act on what may have changed in between.
             Control::Start { .. }
             | Control::Cancel { .. }
@@ -86,6 +92,7 @@ impl Control {
             Control::Shutdown { .. } => "down",
             Control::Calibrate { .. } => "calibrate",
             Control::Policy { .. } => "policy",
+            Control::Node { .. } => "order for a node",
             Control::Fsck { .. } => "fsck",
         }
     }
@@ -97,6 +104,7 @@ impl Control {
             | Control::Where { .. }
             | Control::Start { .. }
             | Control::Job { .. }
+            | Control::Node { .. }
             | Control::Cancel { .. } => true,
             Control::Shutdown { .. }
             | Control::Calibrate { .. }

@@ -6,9 +6,9 @@ use forebay_types::{
 };
 use forebay_wire::control::{
     ApplicationStatus, Calibrated, CalibrationStep, ClientStatus, ConflictEntry, ConnectionStatus,
-    Control, ControlResponse, Finding, FsckReport, JobProgress, Movement, NetworkStatus,
-    NodeStatus, PathFailure, PlanStatus, RefusedStatus, ScrubStatus, StatusBits, TierStatus,
-    VersionStatus, WhereEntry,
+    Control, ControlResponse, EmptyingStatus, Finding, FsckReport, JobProgress, Movement,
+    NetworkStatus, NodeStatus, PathFailure, PlanStatus, RefusedStatus, ScrubStatus, StatusBits,
+    TierStatus, VersionStatus, WhereEntry,
 };
 use forebay_wire::{
     ContentVersion, Link, LockHolder, LockOf, OpenMode, Opened, Recall, Request, Response,
@@ -499,6 +499,11 @@ fn node() -> NodeStatus {
         missing_ms: Some(1),
         tiers: vec!["server-2:dram".into()],
         only_here_bytes: 3,
+        emptying: Some(EmptyingStatus {
+            files: 2,
+            open_files: 1,
+            open: vec![b"a".to_vec()],
+        }),
         ..NodeStatus::default()
     }
 }

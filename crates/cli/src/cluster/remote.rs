@@ -62,12 +62,20 @@ impl Remote {
 
     /// What `forebay status` shows.
     pub fn status(&self) -> Result<StatusBits, AskError> {
+        match self.ask(Control::Status)? {
+            ControlResponse::Status(bits) => Ok(*bits),
+            _ => Err(another_question()),
+        }
+    }
+
+    /// Asks one question, or gives an order.
+    pub fn ask(&self, control: Control) -> Result<ControlResponse, AskError> {
         let groups = rustix::process::getgroups().unwrap_or_default();
         let request = Request::ControlFor {
             uid: rustix::process::geteuid().as_raw(),
             gid: rustix::process::getegid().as_raw(),
             groups: groups.into_iter().map(|group| group.as_raw()).collect(),
-            control: Control::Status,
+            control,
         };
         let connection = self.connection.clone();
         let asked = within(PATIENCE, move || connection.call(request, &[], &mut []));
@@ -80,10 +88,8 @@ impl Remote {
             Some(Err(errno)) => return Err(AskError::Refused(errno)),
         };
         match reply.response {
-            Response::Control(ControlResponse::Status(bits)) => Ok(*bits),
-            _ => Err(AskError::Protocol(
-                "the server answered another question".into(),
-            )),
+            Response::Control(answer) => Ok(answer),
+            _ => Err(another_question()),
         }
     }
 
@@ -99,6 +105,10 @@ impl Remote {
             AskError::Protocol(why) => format!("cluster {cluster}: {why}"),
         })
     }
+}
+
+fn another_question() -> AskError {
+    AskError::Protocol("the server answered another question".into())
 }
 
 /// What to do about it, where the error does not say so itself.

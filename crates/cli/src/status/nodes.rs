@@ -10,7 +10,7 @@ use super::ROWS_MAX;
 use crate::control::files_and_bytes;
 use crate::show::json;
 use crate::show::table::{Align, Table};
-use crate::show::text::show_path;
+use crate::show::text::{files, show_path};
 
 /// Nodes of which people are told what would go with them; `--json` has all.
 const LOSSES_MAX: usize = 5;
@@ -51,7 +51,29 @@ pub fn render(nodes: &[NodeStatus]) -> String {
     if let Some(more @ 1..) = nodes.len().checked_sub(shown.len()) {
         text.push_str(&format!("and {more} more (--json has all)\n"));
     }
+    text.push_str(&emptied(nodes));
     text.push_str(&losses(nodes));
+    text
+}
+
+/// Nodes that get no files.
+fn emptied(nodes: &[NodeStatus]) -> String {
+    let mut text = String::new();
+    for (node, left) in nodes
+        .iter()
+        .filter_map(|node| Some((node.server, node.emptying.as_ref()?)))
+    {
+        text.push_str(&match left.files {
+            0 => format!(
+                "node {node} is empty and gets no files; `forebay cluster use-node {node}` uses it again\n"
+            ),
+            count => format!(
+                "node {node} is being emptied: {} left, {} of them open\n",
+                files(count),
+                left.open_files
+            ),
+        });
+    }
     text
 }
 
@@ -109,6 +131,7 @@ fn addresses(node: &NodeStatus) -> String {
 
 fn state(node: &NodeStatus) -> String {
     match node.missing_ms.map(|ms| Duration::from_secs(ms / 1000)) {
+        _ if node.answers && node.emptying.is_some() => "answers, not used".into(),
         _ if node.answers => "answers".into(),
         Some(time) => format!("missing for {}", format_duration(time)),
         None => "missing".into(),
@@ -151,6 +174,8 @@ fn losses(nodes: &[NodeStatus]) -> String {
 
 /// One of the list `nodes` that `--json` prints.
 pub fn to_json(node: &NodeStatus) -> Value {
+    let emptying = node.emptying.as_ref();
+    let emptying = emptying.map(|left| json!({"files": left.files, "open_files": left.open_files}));
     json!({
         "id": node.server,
         "rack": node.rack,
@@ -176,11 +201,14 @@ pub fn to_json(node: &NodeStatus) -> Value {
             "memory_bytes": node.only_in_memory_bytes,
         },
         "copies_under_way": node.copies_under_way,
+        "emptying": emptying,
     })
 }
 
 #[cfg(test)]
 pub(super) mod tests {
+    use forebay_wire::control::EmptyingStatus;
+
     use super::*;
 
     /// A data server with undrained files.
@@ -203,6 +231,7 @@ pub(super) mod tests {
             only_here_files: 2,
             only_in_memory_bytes: 1 << 20,
             copies_under_way: 1,
+            emptying: Some(EmptyingStatus::default()),
             ..NodeStatus::default()
         }
     }
@@ -211,6 +240,7 @@ pub(super) mod tests {
     fn a_page_says_who_is_missing_and_what_would_go_with_whom() {
         assert_eq!(render(&[]), "");
         let mut nodes = vec![node(1), node(2), node(3)];
+        nodes.iter_mut().for_each(|node| node.emptying = None);
         nodes[0].only_here_files = 0;
         (nodes[2].answers, nodes[2].missing_ms) = (false, Some(63_500));
         nodes[2].only_here_bytes = 5 << 20;
@@ -239,6 +269,7 @@ pub(super) mod tests {
     #[test]
     fn of_many_nodes_those_that_matter_are_shown() {
         let mut nodes: Vec<NodeStatus> = (1..=100).map(node).collect();
+        nodes.iter_mut().for_each(|node| node.emptying = None);
         nodes[97].answers = false;
         nodes[50].only_here_bytes = 9 << 20;
         let shown: Vec<u16> = shown(&nodes).iter().map(|node| node.server).collect();

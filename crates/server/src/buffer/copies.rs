@@ -41,10 +41,10 @@ impl Buffer {
         }
     }
 
-    /// Spaces of the tiers that are in reach.
+    /// Spaces of the tiers that something new may go to.
     pub fn spaces(&self) -> Vec<TierSpace> {
         let mut spaces = self.ledger.spaces();
-        spaces.retain(|space| self.is_in_reach(space));
+        spaces.retain(|space| self.takes_more(space));
         spaces
     }
 
@@ -52,11 +52,11 @@ impl Buffer {
     pub fn has_room(&self, bytes: u64) -> bool {
         let spaces = self.ledger.spaces();
         let mut with_room = spaces.iter().filter(|s| s.available_bytes() >= bytes);
-        with_room.any(|space| self.is_in_reach(space))
+        with_room.any(|space| self.takes_more(space))
     }
 
-    fn is_in_reach(&self, space: &TierSpace) -> bool {
-        !self.tiers.is_out_of_reach(TierId(space.index as u8))
+    fn takes_more(&self, space: &TierSpace) -> bool {
+        !self.is_closed(TierId(space.index as u8))
     }
 
     /// What is found among the tiers on the node of one of them; if nothing is, among all.

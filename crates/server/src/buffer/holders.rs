@@ -1,7 +1,7 @@
 //! Data servers on other nodes: found at a start, or expected where they do not answer.
 
 use std::io;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use forebay_holder::{RemoteTier, RemoteTiers};
 use forebay_policy::patience::DATA_SERVER_TRY;

@@ -6,6 +6,7 @@ pub(crate) mod books;
 pub(crate) mod changes;
 pub(crate) mod contents;
 pub(crate) mod copies;
+pub(crate) mod emptying;
 pub(crate) mod evict;
 pub(crate) mod holders;
 pub(crate) mod known;
@@ -30,6 +31,7 @@ use crate::base::Base;
 use crate::catalog::Catalog;
 use activity::Activity;
 use contents::Contents;
+use emptying::Emptying;
 use ledger::Ledger;
 use opens::OpenTable;
 use queue::DrainQueue;
@@ -45,6 +47,8 @@ pub struct Buffer {
     catalog: Arc<Catalog>,
     /// The tiers.
     tiers: TierSet,
+    /// Nodes that are being emptied.
+    emptying: Emptying,
     /// Who holds what.
     ledger: Ledger,
     /// Open files.
@@ -81,6 +85,7 @@ impl Buffer {
             ns: base.ns().clone(),
             ledger: Ledger::new(&tiers.limits(), demotion.dirty_cap_fraction),
             tiers,
+            emptying: Emptying::default(),
             opens: OpenTable::new(base.epoch()),
             table: FileTable::default(),
             contents: Contents::new(),
@@ -105,6 +110,17 @@ impl Buffer {
     /// The tiers.
     pub fn tiers(&self) -> &TierSet {
         &self.tiers
+    }
+
+    /// Nodes that are being emptied.
+    pub fn emptying(&self) -> &Emptying {
+        &self.emptying
+    }
+
+    /// Whether nothing new is to go to a tier: its node does not answer, or is being emptied.
+    pub fn is_closed(&self, tier: TierId) -> bool {
+        let slot = self.tiers.get(tier);
+        self.tiers.is_out_of_reach(tier) || slot.is_some_and(|slot| self.emptying.has(slot.server))
     }
 
     /// Who holds what.

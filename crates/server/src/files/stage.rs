@@ -197,7 +197,7 @@ impl Files {
             .buffer
             .tiers()
             .iter()
-            .find(|(_, s)| s.kind == TierKind::Dram)
+            .find(|(id, s)| s.kind == TierKind::Dram && !self.buffer.is_closed(*id))
         else {
             return Ok(false);
         };

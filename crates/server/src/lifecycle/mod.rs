@@ -4,6 +4,7 @@
 pub(crate) mod audit;
 pub(crate) mod boot;
 pub(crate) mod discard;
+pub(crate) mod emptying;
 pub(crate) mod facts;
 pub(crate) mod lost;
 pub(crate) mod monitor;

@@ -47,4 +47,17 @@ pub struct NodeStatus {
     pub only_in_memory_bytes: u64,
     /// Copies to the PFS of files that it holds, under way.
     pub copies_under_way: u64,
+    /// It is being emptied, or is empty by order: no new file goes there.
+    pub emptying: Option<EmptyingStatus>,
+}
+
+/// What is still on a node that is to be empty.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct EmptyingStatus {
+    /// Files, and copies of files; 0: it is empty.
+    pub files: u64,
+    /// Of those, files that somebody has open: they leave after their close.
+    pub open_files: u64,
+    /// Paths of the first of these.
+    pub open: Vec<Vec<u8>>,
 }

@@ -2,6 +2,7 @@
 
 use std::ffi::OsStr;
 use std::fs;
+use std::io::Write;
 use std::net::TcpListener;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
@@ -92,6 +93,106 @@ fn promise_7_status_names_each_node_and_what_would_go_with_it() {
     );
 }
 
+/// Whether a file lies on a node, as another says.
+#[track_caller]
+fn is_on(fleet: &Fleet, path: &str, node: usize) -> bool {
+    let path = fleet.mnt(2, path);
+    let args = ["where".as_ref(), "--json".as_ref(), path.as_os_str()];
+    let said = fleet.run(2, &args).ok().json();
+    let tiers = said[0]["tiers"].as_array().expect("tiers");
+    let server = format!("server-{}:", node + 1);
+    let names = tiers.iter().map(|tier| tier.as_str().expect("a name"));
+    names.into_iter().any(|name| name.starts_with(&server))
+}
+
+#[track_caller]
+fn order(fleet: &Fleet, words: &[&str]) -> Output {
+    let config = fleet.base().join("cluster.toml");
+    let mut args: Vec<&OsStr> = vec!["cluster".as_ref()];
+    args.extend(words.iter().map(OsStr::new));
+    args.extend(["--config".as_ref(), config.as_os_str()]);
+    fleet.run(2, &args)
+}
+
+#[test]
+fn promise_8_a_node_is_emptied_while_jobs_run() {
+    if needs_nodes() {
+        return;
+    }
+    let mut fleet = Fleet::of_data_servers(2, KEEP);
+    for at in 0..8u64 {
+        write_file(&fleet.mnt(1, format!("f{at}")), pattern(at, MIB));
+    }
+    let clean = fleet.mnt(1, "f0");
+    let args = ["stage-out".as_ref(), "--wait".as_ref(), clean.as_os_str()];
+    fleet.run(1, &args).ok();
+    assert!(is_on(&fleet, "f0", 1) && is_on(&fleet, "f7", 1));
+    let mut open = fs::File::create(fleet.mnt(1, "open")).expect("create");
+    open.write_all(b"begun").expect("write");
+
+    let late = order(&fleet, &["drain-node", "2", "--timeout", "3s"]).expect_code(4);
+    assert!(
+        late.stderr
+            .contains("/open: is open; it leaves the node after"),
+        "{late:?}"
+    );
+    let node = node_status(&fleet, 2, 1);
+    assert_eq!(node["emptying"]["open_files"], 1, "{node}");
+    for at in 0..8u64 {
+        assert!(!is_on(&fleet, &format!("f{at}"), 1));
+        pattern(at, MIB).assert_in(&fleet.pfs(format!("f{at}")));
+    }
+    // The job goes on, elsewhere.
+    write_file(&fleet.mnt(1, "new"), pattern(20, MIB));
+    assert!(!is_on(&fleet, "new", 1));
+    open.write_all(b" and gone on").expect("write");
+
+    fleet.stop_server();
+    fleet.start_server();
+    wait_until("all nodes answer", || {
+        node_status(&fleet, 2, 1)["answers"] == true
+    });
+    write_file(&fleet.mnt(1, "newer"), pattern(21, MIB));
+    assert!(!is_on(&fleet, "newer", 1));
+    drop(open);
+    let done = order(&fleet, &["drain-node", "2", "--timeout", "60s"]).ok();
+    assert!(
+        done.stdout
+            .contains("node 2: empty; it gets no files until"),
+        "{done:?}"
+    );
+    let node = node_status(&fleet, 2, 1);
+    assert_eq!(
+        (&node["emptying"]["files"], &node["used_bytes"]),
+        (&0.into(), &0.into())
+    );
+    // Another one may not be emptied any more but one: the last stays.
+    order(&fleet, &["drain-node", "3", "--no-wait"]).ok();
+    let last = order(&fleet, &["drain-node", "1"]).expect_code(1);
+    assert!(
+        last.stderr
+            .contains("the last node that new files may go to"),
+        "{last:?}"
+    );
+    order(&fleet, &["use-node", "3"]).ok();
+    order(&fleet, &["drain-node", "9"]).expect_code(1);
+
+    // Nobody misses it.
+    fleet.kill_data(1);
+    for at in 0..8u64 {
+        pattern(at, MIB).assert_in(&fleet.mnt(2, format!("f{at}")));
+    }
+    let read = fs::read(fleet.mnt(2, "open")).expect("read");
+    assert_eq!(read, b"begun and gone on");
+    fleet.start_data(1, "this boot");
+    wait_until("the node is back", || {
+        node_status(&fleet, 2, 1)["answers"] == true
+    });
+    order(&fleet, &["use-node", "2"]).ok();
+    write_file(&fleet.mnt(1, "again"), pattern(22, MIB));
+    assert!(is_on(&fleet, "again", 1));
+}
+
 /// Nodes with networks and mount tables of their own, as those of a job, and a script that runs a
 /// command on one of them.
 struct Job {
@@ -105,6 +206,15 @@ struct Job {
 
 const ODD: &str = "a 'job' $(touch pwned) & `touch pwned`; \"x\" #!";
 
+/// Has a mount table of its own, without what other tests have mounted: their mounts would not end.
+const KEEPER: &str = r#"
+while read -r what at kind rest; do
+    case $at in */forebay-*) umount -l "$at";; esac
+done </proc/self/mounts
+touch "$0"
+exec sleep 3600
+"#;
+
 impl Job {
     #[track_caller]
     fn new(count: usize) -> Job {
@@ -114,12 +224,15 @@ impl Job {
         fs::create_dir_all(odd.join("pfs")).expect("mkdir");
         let mut keepers = Vec::new();
         for node in nodes.iter() {
+            let own = folder.path().join(format!("own-n{}", node.index()));
             let mut keeper = node.command("unshare");
-            let keeper = keeper.args(["--mount", "--propagation", "private", "sleep", "3600"]);
-            let child = keeper.stdin(Stdio::null()).spawn().expect("unshare");
+            keeper.args(["--mount", "--propagation", "private", "sh", "-c", KEEPER]);
+            let keeper = keeper.arg(&own).stdin(Stdio::null());
+            let child = keeper.spawn().expect("unshare");
             let pid = folder.path().join(format!("pid-n{}", node.index()));
             fs::write(pid, child.id().to_string()).expect("write");
             fs::create_dir(odd.join(format!("flash{}", node.index()))).expect("mkdir");
+            wait_until("the node has a mount table", || own.exists());
             keepers.push(child);
         }
         let script = "#!/bin/sh\nhost=$1 dir=$(dirname \"$0\")\nshift\n\
@@ -324,7 +437,7 @@ fn command_cluster_start_and_stop_make_and_end_a_jobs_own_burst_buffer() {
     let drained = fs::read_to_string(job.odd.join("pfs/f")).expect("on the PFS");
     assert!(drained.ends_with("\n200000\n"));
     let memory = job.on(1, &["cat", "/proc/self/mounts"]).ok().stdout;
-    assert!(!memory.contains("state1/dram"), "{memory}");
+    assert!(!memory.contains("forebay-dram"), "{memory}");
     assert!(!Path::new(&job.folder.path().join("pwned")).exists());
 
     // The same state folders are good for the next job.

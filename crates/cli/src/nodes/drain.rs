@@ -1,0 +1,204 @@
+//! `forebay cluster drain-node` and `use-node`.
+
+use std::time::{Duration, Instant};
+
+use forebay_types::Errno;
+use forebay_wire::control::{Control, ControlResponse, EmptyingStatus, NodeStatus, StatusBits};
+use serde_json::json;
+
+use super::args::{DrainNodeArgs, UseNodeArgs};
+use crate::asked::Asked;
+use crate::control::{AskError, files_and_bytes};
+use crate::exit::{Exit, Explain, Failure};
+use crate::mounts::shown;
+use crate::out;
+use crate::show::json;
+use crate::show::progress::{Amount, Progress};
+use crate::show::text::files;
+use crate::signals::Signals;
+use crate::status::mount_of;
+
+/// Between two looks at the node.
+const LOOK: Duration = Duration::from_millis(250);
+/// A metadata server that is started anew is waited for so long.
+const AWAY_LIMIT: Duration = Duration::from_secs(90);
+
+/// Empties a node.
+pub fn drain(args: &DrainNodeArgs) -> Result<Exit, Failure> {
+    let signals = Signals::count().explain("signals", "")?;
+    let mut asked = args.whom.connect()?;
+    let mut bits = order(&asked, args.node, true)?;
+    if args.no_wait {
+        let line = format!(
+            "node {}: gets no files any more, and is emptied\n",
+            args.node
+        );
+        out::print(&line);
+        return Ok(Exit::Complete);
+    }
+    let begun = Instant::now();
+    let mut progress = Progress::new("drain-node");
+    let mut view = View::default();
+    let exit = loop {
+        let node = node_of(&bits, args.node)?;
+        let Some(left) = &node.emptying else {
+            progress.finish();
+            return Err(Failure::fatal(format!(
+                "node {}: the order was taken back; it is used again",
+                args.node
+            )));
+        };
+        if left.files == 0 {
+            break Exit::Complete;
+        }
+        view.show(&bits, node, left, &mut progress);
+        if args.timeout.is_some_and(|limit| begun.elapsed() >= limit) {
+            break Exit::TimedOut;
+        }
+        if signals.sleep(LOOK) {
+            break Exit::Interrupted;
+        }
+        match asked.status() {
+            Ok(newer) => bits = newer,
+            Err(AskError::Gone) => asked = again(args, &signals)?,
+            Err(error) => return Err(asked.failure(error)),
+        }
+    };
+    progress.finish();
+    tell_end(args, &bits, exit)?;
+    Ok(exit)
+}
+
+/// The server may only be started anew.
+fn again(args: &DrainNodeArgs, signals: &Signals) -> Result<Asked, Failure> {
+    let begun = Instant::now();
+    loop {
+        match args.whom.connect() {
+            Err(failure) if begun.elapsed() >= AWAY_LIMIT => return Err(failure),
+            Err(_) if signals.sleep(LOOK) => {
+                return Err(Failure {
+                    exit: Exit::Interrupted,
+                    message: "the metadata server is away; the node is emptied when it is back"
+                        .into(),
+                });
+            }
+            Err(_) => {}
+            Ok(asked) => return Ok(asked),
+        }
+    }
+}
+
+/// Uses a node again.
+pub fn use_again(args: &UseNodeArgs) -> Result<Exit, Failure> {
+    let asked = args.whom.connect()?;
+    order(&asked, args.node, false)?;
+    out::print(&format!(
+        "node {}: new files may go there again\n",
+        args.node
+    ));
+    Ok(Exit::Complete)
+}
+
+fn order(asked: &Asked, node: u16, empty: bool) -> Result<StatusBits, Failure> {
+    let refused = |why: &str| Err(Failure::fatal(format!("node {node}: {why}")));
+    match asked.ask(Control::Node {
+        server: node,
+        empty,
+    }) {
+        Ok(ControlResponse::Status(bits)) => Ok(*bits),
+        Ok(_) => refused("the server answered another question"),
+        Err(AskError::Refused(Errno::ENOENT)) => {
+            refused("no data server of the cluster has this id; `forebay cluster status` shows all")
+        }
+        Err(AskError::Refused(Errno::EBUSY)) => {
+            refused("it is the last node that new files may go to; use another one again first")
+        }
+        Err(AskError::Refused(Errno::EPERM)) => refused(
+            "not allowed; root may, and with squash_root on the metadata server's node alone: give --state there",
+        ),
+        Err(error) => Err(asked.failure(error)),
+    }
+}
+
+fn node_of(bits: &StatusBits, id: u16) -> Result<&NodeStatus, Failure> {
+    let found = bits.nodes.iter().find(|node| node.server == id);
+    found.ok_or_else(|| Failure::fatal(format!("node {id}: it is not in the cluster any more")))
+}
+
+/// What the user has been shown.
+#[derive(Default)]
+struct View {
+    most_bytes: u64,
+    said_open: Vec<Vec<u8>>,
+    said_away: bool,
+}
+
+impl View {
+    fn show(
+        &mut self,
+        bits: &StatusBits,
+        node: &NodeStatus,
+        left: &EmptyingStatus,
+        progress: &mut Progress,
+    ) {
+        self.most_bytes = self.most_bytes.max(node.used_bytes);
+        for path in &left.open {
+            if !self.said_open.contains(path) && self.said_open.len() < 10 {
+                progress.say(&format!(
+                    "{}: is open; it leaves the node after its close",
+                    shown(mount_of(bits), path)
+                ));
+                self.said_open.push(path.clone());
+            }
+        }
+        if !node.answers && !std::mem::replace(&mut self.said_away, true) {
+            progress.say("the node does not answer: what is not drained there waits for it");
+        }
+        progress.show(&Amount {
+            done: self.most_bytes - node.used_bytes,
+            total: self.most_bytes,
+            detail: format!(
+                "{} left, {} of them open",
+                files(left.files),
+                left.open_files
+            ),
+        });
+    }
+}
+
+fn tell_end(args: &DrainNodeArgs, bits: &StatusBits, exit: Exit) -> Result<(), Failure> {
+    let node = node_of(bits, args.node)?;
+    let left = node.emptying.clone().unwrap_or_default();
+    if args.json {
+        let outcome = match exit {
+            Exit::Complete => "empty",
+            Exit::TimedOut => "timed_out",
+            _ => "interrupted",
+        };
+        json::print(&json!({
+            "node": args.node,
+            "outcome": outcome,
+            "files_left": left.files,
+            "bytes_left": node.used_bytes,
+            "open_files": left.open_files,
+            "open": json::path_list(mount_of(bits), &left.open),
+        }));
+        return Ok(());
+    }
+    let id = args.node;
+    if exit == Exit::Complete {
+        out::print(&format!(
+            "node {id}: empty; it gets no files until `forebay cluster use-node {id}`\n"
+        ));
+        return Ok(());
+    }
+    let what = files_and_bytes(left.files, node.used_bytes);
+    out::complain(&format!(
+        "node {id}: {what} left, {} of them open; it goes on being emptied, `forebay cluster use-node {id}` ends that",
+        left.open_files
+    ));
+    for path in &left.open {
+        out::complain(&format!("{}: is open", shown(mount_of(bits), path)));
+    }
+    Ok(())
+}
