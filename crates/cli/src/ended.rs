@@ -69,6 +69,13 @@ pub fn read(state: &Path, pid: u32) -> Option<StopSummary> {
     })
 }
 
+/// Whether the last run has left nothing: its note is emptied when another one begins.
+pub fn last_left_nothing(state: &Path) -> bool {
+    let note = note(state).unwrap_or_default();
+    let is_zero = |name: &str| note[name].as_u64() == Some(0);
+    is_zero("undrained_files") && is_zero("undrained_bytes") && is_zero("unflushed_files")
+}
+
 /// The first paths of files that the PFS did not put on stable storage.
 pub fn unflushed(state: &Path, pid: u32) -> Vec<Vec<u8>> {
     let note = note_of(state, pid).unwrap_or_default();
@@ -76,11 +83,15 @@ pub fn unflushed(state: &Path, pid: u32) -> Vec<Vec<u8>> {
 }
 
 fn note_of(state: &Path, pid: u32) -> Option<Value> {
+    let note = note(state)?;
+    (note["pid"].as_u64()? == u64::from(pid)).then_some(note)
+}
+
+fn note(state: &Path) -> Option<Value> {
     let file = state::open(state, NOTE, OFlags::RDONLY, 0).ok()?;
     let mut text = String::new();
     file.take(NOTE_BYTES_MAX).read_to_string(&mut text).ok()?;
-    let note: Value = serde_json::from_str(&text).ok()?;
-    (note["pid"].as_u64()? == u64::from(pid)).then_some(note)
+    serde_json::from_str(&text).ok()
 }
 
 /// Whether nothing was left, and the PFS has all of it for good.

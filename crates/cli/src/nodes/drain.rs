@@ -131,6 +131,7 @@ struct View {
     most_bytes: u64,
     said_open: Vec<Vec<u8>>,
     said_away: bool,
+    said_failing: bool,
 }
 
 impl View {
@@ -153,6 +154,10 @@ impl View {
         }
         if !node.answers && !std::mem::replace(&mut self.said_away, true) {
             progress.say("the node does not answer: what is not drained there waits for it");
+        }
+        if bits.drain_failing_files > 0 && !std::mem::replace(&mut self.said_failing, true) {
+            progress
+                .say("files cannot be drained, and are tried again: `forebay status` names them");
         }
         progress.show(&Amount {
             done: self.most_bytes - node.used_bytes,

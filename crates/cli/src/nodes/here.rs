@@ -10,6 +10,7 @@ use serde_json::{Value, json};
 use super::plan::fingerprint;
 use crate::cluster::config::Cluster;
 use crate::control::Daemon;
+use crate::ended;
 use crate::exit::{Exit, Explain, Failure, reason};
 use crate::mounts::{self, MountEntry};
 use crate::show::json;
@@ -37,6 +38,9 @@ pub struct OnNodeArgs {
     /// End that mount
     #[arg(long, requires = "mount")]
     unmount: bool,
+    /// Whether these servers do not run, and have left nothing undrained
+    #[arg(long, requires = "id")]
+    is_drained: bool,
     /// Give the memory of these servers back, of which all is drained
     #[arg(long, requires = "id")]
     free_memory: bool,
@@ -46,6 +50,9 @@ pub struct OnNodeArgs {
 pub fn run(args: &OnNodeArgs) -> Result<Exit, Failure> {
     if args.free_memory {
         return free_memory(args);
+    }
+    if args.is_drained {
+        return is_drained(args);
     }
     match &args.mount {
         Some(mount) if args.unmount => unmount(mount),
@@ -156,6 +163,19 @@ fn unmount(mount: &Path) -> Result<Exit, Failure> {
             )));
         }
         std::thread::sleep(Duration::from_millis(20));
+    }
+    Ok(Exit::Complete)
+}
+
+/// `Partial` where they are not.
+fn is_drained(args: &OnNodeArgs) -> Result<Exit, Failure> {
+    let cluster = Cluster::load(&args.config)?;
+    for id in &args.id {
+        let state = &cluster.server(*id)?.state;
+        let rests = matches!(state::holder(state), Ok(Some(Holder::Nobody)));
+        if !rests || !ended::last_left_nothing(state) {
+            return Ok(Exit::Partial);
+        }
     }
     Ok(Exit::Complete)
 }

@@ -128,7 +128,7 @@ fn stop_metadata(plan: &Plan, no_drain: bool, left: Duration) -> Result<Exit, Fa
             message: line,
         })? {
             Ended::Stopped(line) => out::print(&format!("{line}\n")),
-            Ended::NotRunning if no_drain => {}
+            Ended::NotRunning if no_drain || was_drained(plan, server) => {}
             Ended::NotRunning => {
                 return Err(Failure::fatal(format!(
                     "{}: the metadata server does not run, so that nothing can be drained; start it, or give --no-drain",
@@ -140,6 +140,16 @@ fn stop_metadata(plan: &Plan, no_drain: bool, left: Duration) -> Result<Exit, Fa
         }
     }
     Ok(Exit::Complete)
+}
+
+/// Whether a metadata server that does not run has left nothing to drain: the command was given
+/// before.
+fn was_drained(plan: &Plan, (server, host): (&Server, &str)) -> bool {
+    let mut words = plan.words(["cluster", "on-node", "--is-drained", "--config"]);
+    words.push(plan.config.clone().into());
+    words.extend(["--id".into(), OsString::from(server.id.to_string())]);
+    let said = plan.runner.run(host, &words, PLAIN_LIMIT, false);
+    said.is_ok_and(|said| said.code == 0)
 }
 
 /// How `forebay down` on a node has ended.
@@ -164,7 +174,14 @@ pub fn down(
     words.push(server.state.clone().into());
     words.extend(flags.iter().map(OsString::from));
     let said = runner.run(host, &words, limit, !flags.is_empty());
-    let said = said.map_err(|why| format!("{host}: server {}: {why}", server.id))?;
+    let said = said.map_err(|why| {
+        let goes_on = if flags.is_empty() {
+            ""
+        } else {
+            "; it may go on draining"
+        };
+        format!("{host}: server {}: {why}{goes_on}", server.id)
+    })?;
     match said.code {
         0 => Ok(Ended::Stopped(format!(
             "{host}: {}",

@@ -20,6 +20,10 @@ const MIB: usize = 1 << 20;
 /// Nothing drains by itself, and fsync means memory.
 const KEEP: &str = "[demotion]\nidle = false\nstart = 0.9\n\
                     [[rule]]\npath = \"/**\"\ndurability = \"memory\"\n";
+/// The same, and checkpoints are published as a whole, by order.
+const KEEP_VERSIONS: &str = "[demotion]\nidle = false\nstart = 0.9\n\
+                             [[rule]]\npath = \"/run/ckpt-{version}\"\ngroup = \"commit\"\n\
+                             [[rule]]\npath = \"/**\"\ndurability = \"memory\"\n";
 
 /// What `status --config` says on a node of another.
 #[track_caller]
@@ -119,7 +123,7 @@ fn promise_8_a_node_is_emptied_while_jobs_run() {
     if needs_nodes() {
         return;
     }
-    let mut fleet = Fleet::of_data_servers(2, KEEP);
+    let mut fleet = Fleet::of_data_servers(2, KEEP_VERSIONS);
     for at in 0..8u64 {
         write_file(&fleet.mnt(1, format!("f{at}")), pattern(at, MIB));
     }
@@ -127,6 +131,9 @@ fn promise_8_a_node_is_emptied_while_jobs_run() {
     let args = ["stage-out".as_ref(), "--wait".as_ref(), clean.as_os_str()];
     fleet.run(1, &args).ok();
     assert!(is_on(&fleet, "f0", 1) && is_on(&fleet, "f7", 1));
+    // A version that nobody has published yet, and nobody does here.
+    fs::create_dir_all(fleet.mnt(1, "run/ckpt-1")).expect("mkdir");
+    write_file(&fleet.mnt(1, "run/ckpt-1/rank0"), pattern(30, MIB));
     let mut open = fs::File::create(fleet.mnt(1, "open")).expect("create");
     open.write_all(b"begun").expect("write");
 
@@ -182,6 +189,8 @@ fn promise_8_a_node_is_emptied_while_jobs_run() {
     for at in 0..8u64 {
         pattern(at, MIB).assert_in(&fleet.mnt(2, format!("f{at}")));
     }
+    pattern(30, MIB).assert_in(&fleet.mnt(2, "run/ckpt-1/rank0"));
+    assert!(!fleet.pfs("run/ckpt-1").exists());
     let read = fs::read(fleet.mnt(2, "open")).expect("read");
     assert_eq!(read, b"begun and gone on");
     fleet.start_data(1, "this boot");
@@ -209,7 +218,7 @@ const ODD: &str = "a 'job' $(touch pwned) & `touch pwned`; \"x\" #!";
 /// Has a mount table of its own, without what other tests have mounted: their mounts would not end.
 const KEEPER: &str = r#"
 while read -r what at kind rest; do
-    case $at in */forebay-*) umount -l "$at";; esac
+    case "$what $at $kind" in *forebay*) umount -l "$at";; esac
 done </proc/self/mounts
 touch "$0"
 exec sleep 3600
@@ -434,10 +443,14 @@ fn command_cluster_start_and_stop_make_and_end_a_jobs_own_burst_buffer() {
     job.cluster("stop", "shell-on {host} {command}", &["--timeout", "60s"])
         .ok();
     assert!(job.is_quiet());
+    // Nothing is left to stop, and nothing to drain.
+    let again = job.cluster("stop", ON, &[]).ok();
+    assert!(again.stdout.contains("cluster job: stopped"), "{again:?}");
     let drained = fs::read_to_string(job.odd.join("pfs/f")).expect("on the PFS");
     assert!(drained.ends_with("\n200000\n"));
     let memory = job.on(1, &["cat", "/proc/self/mounts"]).ok().stdout;
-    assert!(!memory.contains("forebay-dram"), "{memory}");
+    let own = job.folder.path().to_str().expect("text");
+    assert!(!memory.contains(own), "{memory}");
     assert!(!Path::new(&job.folder.path().join("pwned")).exists());
 
     // The same state folders are good for the next job.
