@@ -4,6 +4,7 @@ mod after_kill;
 mod at_rest;
 mod bad_input;
 mod clusters;
+mod clusters_started;
 mod coherence;
 mod commands;
 mod common;
