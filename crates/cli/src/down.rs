@@ -104,14 +104,19 @@ pub fn run(args: &DownArgs) -> Result<Exit, Failure> {
     let signals = Signals::count().explain("signals", "")?;
     let fail = |error| daemon.failure(error, "stop it");
     let before = daemon.status().map_err(fail)?;
-    if before.data_server.is_some() {
+    let plain = match (&before.data_server, &before.standby) {
+        (Some(_), _) => Some("data_server"),
+        (None, Some(_)) => Some("standby"),
+        (None, None) => None,
+    };
+    if let Some(what) = plain {
         let name = name_of(&before);
         if args.drain {
             return Err(Failure::fatal(format!(
-                "{name}: it has nothing to drain by itself; `forebay down --drain` of the metadata server drains all"
+                "{name}: it has nothing to drain by itself; `forebay down --drain` of the metadata server that leads drains all"
             )));
         }
-        return end_plain(args, &state, &daemon, ("data_server", &name), "stopped");
+        return end_plain(args, &state, &daemon, (what, &name), "stopped");
     }
     if let Some(line) = who_is_cut_off(&before, args.drain) {
         out::complain(&line);

@@ -3,6 +3,7 @@
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use clap::Args;
 use forebay_server::{Instance, ServerStore, StoreSetting};
@@ -15,10 +16,15 @@ use crate::exit::{Exit, Explain, Failure};
 use crate::state;
 use crate::up::detach::{self, Readiness};
 use crate::up::front::{Front, OpenFront};
+use crate::up::layers::BOOT_ID;
 use crate::up::settle::Plan;
 use crate::up::supervisor::Supervisor;
 use crate::up::{resources, start_planned, tiers};
 use crate::usage;
+
+/// So long a metadata server waits at its start for a data server that does not answer, where another
+/// takes over by itself: mounts wait for it. One that comes later is taken in then.
+const STANDBY_PATIENCE: Duration = Duration::from_secs(3);
 
 /// Serves a burst buffer to the mounts of many nodes
 #[derive(Args)]
@@ -33,12 +39,14 @@ use crate::usage;
         "After a crash or kill -9 the same command finds everything again and finishes what was under way.\n",
         "With the records in a store on a server, another node takes them over by the same command, once\n",
         "the addresses in the file are its own. It waits until the hold of a dead server is over (10 s).\n",
+        "Of several servers with the role metadata, which takes a store in etcd, one leads. The others stand\n",
+        "by, and take over by themselves when it has died.\n",
         "On its own node `forebay status --state DIR` shows the server, and `forebay down --state DIR` stops it;\n",
         "DIR is its `state` in the file.\n\n",
         "Examples:\n",
         "  forebay keygen /etc/forebay/bb0.key\n",
         "  forebay server --config /etc/forebay/cluster.toml --id 1 --detach\n\n",
-        "Exit codes: 0 stopped in order, or (--detach) serving; 1 it could not be started: one line says why."
+        "Exit codes: 0 stopped in order, or (--detach) serving or standing by; 1 it could not be started: one line says why."
     )
 )]
 pub struct ServerArgs {
@@ -52,7 +60,7 @@ pub struct ServerArgs {
     /// state folder is newer than this one (stores on a server only)
     #[arg(long)]
     take_over: bool,
-    /// Return when it serves; log to STATE/forebay.log, process id in STATE/forebay.pid
+    /// Return when it serves, or stands by; log to STATE/forebay.log, process id in STATE/forebay.pid
     #[arg(long)]
     detach: bool,
     /// Set by --detach for the process that stays.
@@ -87,6 +95,11 @@ fn start(args: &ServerArgs, readiness: &mut Readiness) -> Result<Exit, Failure> 
     plan.settings.store = store(&cluster, args.take_over)?;
     plan.settings.holders = cluster.holders(&server, &key);
     plan.settings.nodes = cluster.nodes();
+    let boot = std::env::var(BOOT_ID).ok();
+    plan.settings.boot_id = boot.filter(|id| !id.is_empty());
+    if cluster.has_standby() {
+        plan.settings.wait_for_holders = STANDBY_PATIENCE;
+    }
     let front = Network {
         cluster,
         server,
@@ -153,6 +166,11 @@ impl Front for Network {
         Some(args.into_iter().chain(["--id".into(), id.into()]).collect())
     }
 
+    fn stands_by_as(&self) -> Option<(u16, &str)> {
+        let is_one = self.cluster.has_standby();
+        is_one.then_some((self.server.id, &*self.cluster.name))
+    }
+
     fn check_start(&self) -> Result<(), Failure> {
         // Somebody may be writing the file at the moment.
         let cluster = Cluster::load(&self.config)?;
@@ -181,13 +199,16 @@ impl Front for Network {
                 format!(", records in {}{loses}", store.location)
             }
         };
+        let tiers = match plan.settings.has_tiers() {
+            true => format!(", with {}", tiers(plan)),
+            false => String::new(),
+        };
         format!(
-            "server {} of {} serves {} at {}, with {}{records} (process {})",
+            "server {} of {} serves {} at {}{tiers}{records} (process {})",
             self.server.id,
             self.cluster.name,
             plan.settings.pfs.display(),
             addresses.join(", "),
-            tiers(plan),
             std::process::id()
         )
     }

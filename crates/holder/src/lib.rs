@@ -5,6 +5,7 @@
 //! [`RemoteTier`] is the metadata server's: a [`forebay_tiers::Tier`] like any other, whose bytes
 //! are elsewhere. Both know nothing of names, files and policy.
 
+mod claim;
 mod convert;
 mod copies;
 mod local;
@@ -14,6 +15,7 @@ mod remote;
 mod server;
 mod service;
 
+pub use claim::Claim;
 pub use local::{SsdSetting, open_flash, open_memory};
 pub use object::RemoteObject;
 pub use redial::{Dial, Redialing};

@@ -15,6 +15,7 @@ use forebay_wire::{
 };
 use parking_lot::Mutex;
 
+use crate::claim::Claim;
 use crate::object::RemoteObject;
 
 /// As many closed handles wait for the next call at most.
@@ -72,7 +73,7 @@ impl Found {
 ///    of that says nothing about any object.
 pub(crate) struct Way {
     connection: Arc<dyn Connection>,
-    instance: [u8; 16],
+    claim: Claim,
     session: Mutex<Option<Session>>,
     introducing: Mutex<()>,
     /// What was found first.
@@ -148,8 +149,7 @@ impl Way {
         }
         for _ in 0..TRIES {
             let before = self.connection.generation();
-            let instance = self.instance;
-            let request = Request::Object(ObjectCall::Begin { instance });
+            let request = self.claim.begin()?;
             let begun = match self.connection.call(request, &[], &mut []) {
                 // What hangs there would be waited for again.
                 Err(Errno::EAGAIN) => return Err(OUT_OF_REACH.into()),
@@ -189,8 +189,7 @@ impl Way {
 
     /// Who is there now, as far as it can be asked.
     fn ask_who(&self) -> Option<Found> {
-        let instance = self.instance;
-        let begin = Request::Object(ObjectCall::Begin { instance });
+        let begin = self.claim.begin().ok()?;
         let answer = self.connection.call(begin, &[], &mut []).ok()?;
         match answer.response {
             Response::Object(ObjectReply::Tiers { boot, tiers }) => Some(Found::of(boot, &tiers)),
@@ -244,12 +243,12 @@ pub struct RemoteTiers {
 }
 
 impl RemoteTiers {
-    /// At the other end of a connection, for the objects of this instance.
-    pub fn new(connection: Arc<dyn Connection>, instance: [u8; 16]) -> RemoteTiers {
+    /// At the other end of a connection.
+    pub fn new(connection: Arc<dyn Connection>, claim: Claim) -> RemoteTiers {
         RemoteTiers {
             way: Arc::new(Way {
                 connection,
-                instance,
+                claim,
                 session: Mutex::default(),
                 introducing: Mutex::default(),
                 found: OnceLock::new(),
@@ -411,7 +410,7 @@ impl Tier for RemoteTier {
     }
 
     fn elsewhere(&self, object: ObjectId) -> Option<Elsewhere> {
-        let (instance, tier) = (self.way.instance, self.id);
+        let (instance, tier) = (self.way.claim.instance(), self.id);
         Some(Elsewhere {
             instance,
             tier,

@@ -34,8 +34,16 @@ pub struct DataServer {
     pfs: Option<Arc<PfsTree>>,
     tiers: Mutex<Option<Opened>>,
     /// Whose turn it is.
-    turn: Mutex<Option<Turn>>,
+    turn: Mutex<Turns>,
     next: AtomicU64,
+}
+
+/// One metadata server after the other.
+#[derive(Default)]
+struct Turns {
+    now: Option<Turn>,
+    /// The latest start of a metadata server that has come.
+    epoch: u32,
 }
 
 /// Tiers that are open, and whose objects are in them.
@@ -75,12 +83,12 @@ impl DataServer {
 
     /// Whether a metadata server is connected that has begun.
     pub fn is_used(&self) -> bool {
-        self.turn.lock().is_some()
+        self.turn.lock().now.is_some()
     }
 
     /// A session is over: nobody has the turn, if it had it.
     pub(crate) fn end(&self, turn: &Turn) {
-        let mut current = self.turn.lock();
+        let current = &mut self.turn.lock().now;
         current.take_if(|current| Arc::ptr_eq(&current.0, &turn.0));
     }
 
@@ -97,15 +105,25 @@ impl DataServer {
         Handle(self.next.fetch_add(1, Ordering::Relaxed))
     }
 
-    /// Lets a session begin: the one before is over, and nothing of it runs any more.
-    pub(crate) fn begin(&self, instance: [u8; 16], has: Arc<Has>) -> io::Result<(Turn, Tiers)> {
+    /// Lets a session begin: the one before is over, and nothing of it runs any more. `ESTALE` for
+    /// an earlier start of a metadata server than one that has come: it was replaced.
+    pub(crate) fn begin(
+        &self,
+        (instance, epoch): ([u8; 16], u32),
+        has: Arc<Has>,
+    ) -> io::Result<(Turn, Tiers)> {
         let tiers = self.tiers_of(instance)?;
-        let mut current = self.turn.lock();
-        if let Some(before) = &*current {
+        let mut turns = self.turn.lock();
+        if epoch < turns.epoch {
+            tracing::warn!("a metadata server that was replaced has come, and is sent away");
+            return Err(Errno::ESTALE.into());
+        }
+        turns.epoch = epoch;
+        if let Some(before) = &turns.now {
             before.end()?;
         }
         let turn = Turn(Arc::new(RwLock::new(true)), has);
-        *current = Some(turn.clone());
+        turns.now = Some(turn.clone());
         Ok((turn, tiers))
     }
 

@@ -94,12 +94,12 @@ impl DataSession {
         self.has.end();
     }
 
-    fn begin(&self, instance: [u8; 16]) -> io::Result<ObjectReply> {
+    fn begin(&self, claim: ([u8; 16], u32)) -> io::Result<ObjectReply> {
         {
             // Many may ask at once: the second to take a turn would end that of the first.
             let _one = self.beginning.lock();
             if self.begun.get().is_none() {
-                let (turn, tiers) = self.server.begin(instance, self.has.clone())?;
+                let (turn, tiers) = self.server.begin(claim, self.has.clone())?;
                 drop(self.begun.set(Begun { turn, tiers }));
             }
         }
@@ -133,7 +133,7 @@ impl DataSession {
         local: bool,
     ) -> io::Result<Reply> {
         let done = match call {
-            ObjectCall::Begin { instance } => self.begin(instance)?,
+            ObjectCall::Begin { instance, epoch } => self.begin((instance, epoch))?,
             ObjectCall::Space(tier) => {
                 let space = self.tier(tier)?.space()?;
                 ObjectReply::Space {

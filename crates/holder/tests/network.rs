@@ -5,7 +5,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use forebay_holder::{DataHost, DataServer, Redialing, RemoteTier, RemoteTiers, SsdSetting};
+use forebay_holder::{Claim, DataHost, DataServer, Redialing, RemoteTier, RemoteTiers, SsdSetting};
 use forebay_tiers::{Object, Tier, conformance};
 use forebay_types::{Errno, ObjectId};
 use forebay_wire::Key;
@@ -55,7 +55,7 @@ impl Node {
         };
         let dial = move || NetConnection::connect(config.clone());
         let way = Redialing::new("server 2".into(), Box::new(dial));
-        RemoteTiers::new(Arc::new(way), INSTANCE)
+        RemoteTiers::new(Arc::new(way), Claim::new(INSTANCE, 1))
     }
 
     fn tier(&self, server: SocketAddr) -> RemoteTier {

@@ -6,7 +6,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use forebay_holder::{DataServer, DataSession, RemoteTier, RemoteTiers};
+use forebay_holder::{Claim, DataServer, DataSession, RemoteTier, RemoteTiers};
 use forebay_tiers::{
     CopyControl, CopyError, DirTier, Object, Outside, OutsideError, PfsTree, Tier, TierKind,
     conformance,
@@ -118,7 +118,7 @@ fn served_with_pfs() -> ([tempfile::TempDir; 2], Arc<Breaking>, RemoteTier) {
 }
 
 fn tier_of(connection: Arc<Breaking>) -> RemoteTier {
-    let tiers = RemoteTiers::new(connection, INSTANCE).find("server-2");
+    let tiers = RemoteTiers::new(connection, Claim::new(INSTANCE, 1)).find("server-2");
     tiers.expect("tiers").remove(0)
 }
 
@@ -277,7 +277,7 @@ fn a_directory_in_the_place_of_another_is_not_taken_for_it() {
         DataServer::new("boot 1".into(), Vec::new(), Box::new(open), None)
     };
     let connection = Breaking::new(both(0));
-    let tiers = RemoteTiers::new(connection.clone(), INSTANCE);
+    let tiers = RemoteTiers::new(connection.clone(), Claim::new(INSTANCE, 1));
     let tier = tiers.find("server-2").expect("tiers").remove(0);
     let object = create(&tier, 1);
     object.write_at(b"some", 0).expect("write");
@@ -289,7 +289,7 @@ fn a_directory_in_the_place_of_another_is_not_taken_for_it() {
         errno(tier.create(ObjectId(2), &conformance::identity(2))),
         Some(AWAY)
     );
-    let anew = RemoteTiers::new(connection, INSTANCE).find("server-2");
+    let anew = RemoteTiers::new(connection, Claim::new(INSTANCE, 1)).find("server-2");
     let second = anew.expect("tiers").remove(1);
     assert_eq!(second.mark(), tier.mark());
     assert_eq!(read(&*second.open(ObjectId(1)).expect("open")), b"some");
@@ -300,7 +300,7 @@ fn what_is_only_expected_is_not_used_before_it_was_looked_at() {
     let dir = tempfile::tempdir().expect("a directory");
     let (connection, tier) = served(dir.path());
     create(&tier, 1).write_at(b"some", 0).expect("write");
-    let tiers = RemoteTiers::new(connection, INSTANCE);
+    let tiers = RemoteTiers::new(connection, Claim::new(INSTANCE, 1));
     let expected = tiers
         .expect("server-2", vec![tier.facts().clone()])
         .remove(0);
@@ -361,8 +361,32 @@ fn who_begins_ends_the_session_before() {
         first.call(ask, &[], &mut []).err(),
         Some(forebay_wire::NOT_BEGUN)
     );
-    let other = RemoteTiers::new(first, [8; 16]).find("server-2");
+    let other = RemoteTiers::new(first, Claim::new([8; 16], 1)).find("server-2");
     assert_eq!(errno(other), Some(Errno::EBUSY));
+}
+
+#[test]
+fn who_was_replaced_gets_no_data_server_back() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let server = server(dir.path(), "boot 1");
+    let connect = || Breaking::new(server.clone()) as Arc<dyn Connection>;
+    let of = |epoch| RemoteTiers::new(connect(), Claim::new(INSTANCE, epoch));
+    let before = of(5);
+    let tier = before.find("server-2").expect("tiers").remove(0);
+    tier.space().expect("its turn");
+    let after = of(6).find("server-2").expect("tiers").remove(0);
+    after.space().expect("its turn");
+    assert!(tier.space().is_err(), "it was replaced");
+    assert_eq!(errno(of(5).find("server-2")), Some(Errno::ESTALE));
+    after.space().expect("its turn still");
+    of(6)
+        .find("server-2")
+        .expect("the same start, over another connection");
+    // Who may not hold the records any more does not even ask.
+    let silent = Claim::new(INSTANCE, 7).only_while(|| false);
+    let silent = RemoteTiers::new(connect(), silent).find("server-2");
+    assert_eq!(errno(silent), Some(forebay_wire::OUT_OF_REACH));
+    of(6).find("server-2").expect("nobody has come between");
 }
 
 #[test]
@@ -375,7 +399,10 @@ fn many_that_begin_at_once_have_one_session() {
             for _ in 0..4 {
                 scope.spawn(|| {
                     barrier.wait();
-                    let begin = ObjectCall::Begin { instance: INSTANCE };
+                    let begin = ObjectCall::Begin {
+                        instance: INSTANCE,
+                        epoch: 1,
+                    };
                     assert!(
                         connection
                             .call(Request::Object(begin), &[], &mut [])
@@ -430,7 +457,7 @@ fn a_data_server_that_lets_nobody_begin_is_away() {
 fn what_a_start_has_refused_is_looked_at_again_once_it_is_something_else() {
     let dirs = [(); 2].map(|()| tempfile::tempdir().expect("a directory"));
     let connection = Breaking::new(server(dirs[0].path(), "boot 1"));
-    let tiers = RemoteTiers::new(connection.clone(), INSTANCE);
+    let tiers = RemoteTiers::new(connection.clone(), Claim::new(INSTANCE, 1));
     tiers.find("server-2").expect("tiers");
     tiers.refuse();
     assert!(!tiers.is_to_be_looked_at());

@@ -178,6 +178,10 @@ impl<S: Store> Store for Failing<S> {
         self.inner.hold()
     }
 
+    fn release(&self) {
+        self.inner.release();
+    }
+
     fn mend(&self) -> Result<bool, Error> {
         if !self.state.lock().poisoned {
             return Ok(false);

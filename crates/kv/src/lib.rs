@@ -132,6 +132,10 @@ pub trait Store: Send + Sync {
     fn hold(&self) -> Option<Hold> {
         None
     }
+
+    /// Of a store on a server: the hold is over, and whoever opens the store next need not wait. To be
+    /// called when nothing is committed any more. A store that is dropped does the same.
+    fn release(&self) {}
 }
 
 impl<S: Store + ?Sized> Store for Arc<S> {
@@ -162,6 +166,10 @@ impl<S: Store + ?Sized> Store for Arc<S> {
 
     fn hold(&self) -> Option<Hold> {
         (**self).hold()
+    }
+
+    fn release(&self) {
+        (**self).release();
     }
 }
 

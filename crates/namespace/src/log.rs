@@ -109,6 +109,11 @@ impl Log {
         self.store.hold()
     }
 
+    /// See [`Store::release`].
+    pub fn release(&self) {
+        self.store.release();
+    }
+
     /// Whether the last record of a file survives a loss of power.
     pub(crate) fn is_stable(&self, file: ObjectId) -> bool {
         self.stability.is_stable(file)

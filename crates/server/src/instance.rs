@@ -6,7 +6,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use forebay_types::failpoint;
+use forebay_namespace::Node;
+use forebay_tiers::TierKind;
+use forebay_types::{Ino, failpoint};
 use forebay_wire::Service;
 use forebay_wire::control::FsckReport;
 use forebay_wire::net::NetView;
@@ -21,6 +23,7 @@ use crate::files::pages::WriteBack;
 use crate::files::{guard, inplace, unseen};
 use crate::integrity::{scrub, seal};
 use crate::lifecycle::facts::Facts;
+use crate::lifecycle::onserver::Told;
 use crate::lifecycle::statefolder::{open_store, store_of};
 use crate::lifecycle::{discard, emptying, monitor};
 use crate::opening::{OpenMode, open_rooms};
@@ -29,7 +32,7 @@ use crate::plan::engine;
 use crate::rooms::Rooms;
 use crate::service::Server;
 use crate::sessions::Sessions;
-use crate::sessions::lives::Lives;
+use crate::sessions::lives::{Lives, Start};
 use crate::starterror::{StartError, failed};
 use crate::threads::{Watched, join_all};
 
@@ -97,25 +100,36 @@ fn lives(rooms: &Arc<Rooms>) -> Result<Lives, StartError> {
         let put = keeps.base.ns().put_fact(LIVES, record);
         put.map_err(|error| error.to_string())
     };
-    let boot = rooms.lifecycle.boot_id().unwrap_or_default();
-    Ok(Lives::open(record.as_deref(), boot, Box::new(put)))
+    let start = Start {
+        boot: rooms.lifecycle.boot_id().unwrap_or_default().to_string(),
+        has_tiers: rooms.base.settings().has_tiers(),
+    };
+    Ok(Lives::open(record.as_deref(), start, Box::new(put)))
+}
+
+/// Whether what was written to a file went to a tier, and none of it to the PFS.
+fn is_off_the_pfs(rooms: &Rooms, ino: Ino) -> bool {
+    match rooms.base.ns().node(ino) {
+        Ok(Node::File(file)) => {
+            let tier = file.tier();
+            !file.lock().is_evicted() && rooms.buffer.tiers().kind(tier) != TierKind::Pfs
+        }
+        _ => false,
+    }
 }
 
 impl Instance {
     /// Opens the state, finishes what an earlier run left, and begins to serve.
     pub fn start(settings: Settings) -> Result<Arc<Instance>, StartError> {
-        Instance::start_telling(settings, &|line| tracing::info!("{line}"))
+        Instance::start_telling(settings, Told::of(&|line| tracing::info!("{line}")))
     }
 
-    /// The same; `tell` hears what the start waits for, or does beyond what is usual.
-    pub fn start_telling(
-        settings: Settings,
-        tell: &dyn Fn(&str),
-    ) -> Result<Arc<Instance>, StartError> {
+    /// The same, and says what the start waits for, or does beyond what is usual.
+    pub fn start_telling(settings: Settings, told: Told<'_>) -> Result<Arc<Instance>, StartError> {
         let workers = settings.demotion.workers.max(1);
         // Modes come from clients, who have applied their own.
         rustix::process::umask(rustix::fs::Mode::empty());
-        let rooms = Arc::new(open_rooms(settings, OpenMode::Serve, tell)?);
+        let rooms = Arc::new(open_rooms(settings, OpenMode::Serve, told)?);
         let lives = lives(&rooms)?;
         rooms.base.ns().await_lives(lives.awaited());
         let instance = Arc::new(Instance {
@@ -130,6 +144,18 @@ impl Instance {
             threads: Mutex::default(),
             drained: AtomicBool::new(false),
         });
+        if let (true, Some(hold)) = (
+            rooms.base.settings().has_standby(),
+            rooms.base.ns().store_hold(),
+        ) {
+            instance.sessions.answer_while(hold);
+        }
+        if rooms.lifecycle.is_other_node() {
+            let theirs = rooms.clone();
+            instance
+                .sessions
+                .reopen_only(Box::new(move |ino| is_off_the_pfs(&theirs, ino)));
+        }
         if !rooms.buffer.tiers().holders().is_empty() {
             let theirs = rooms.clone();
             let is_any_away = move || {
@@ -256,6 +282,11 @@ impl Instance {
     /// Which thread has died, if one has.
     pub fn broken(&self) -> Option<String> {
         self.rooms.base.life().broken()
+    }
+
+    /// Whether another server may lead with these records: nothing may be said or changed any more.
+    pub fn is_deposed(&self) -> bool {
+        self.rooms.base.life().is_deposed()
     }
 
     /// Whether nobody has ordered anything else since [`StopReason::Anew`].
@@ -411,6 +442,14 @@ impl Instance {
         summary
     }
 
+    /// After [`Instance::stop`], as the last of all: who starts next with these records need not wait
+    /// until the hold on them is over.
+    pub fn release(&self) {
+        if !self.rooms.base.life().is_broken() {
+            self.rooms.base.ns().release_store();
+        }
+    }
+
     /// After [`Instance::stop`], where the start came to nothing: gives the directories back that
     /// it has made its own.
     pub fn give_back(&self) {
@@ -486,7 +525,7 @@ pub fn fsck_offline(
     let (dry_run, new_pfs) = (orders.dry_run, orders.new_pfs);
     let mut settings = Settings::new(PathBuf::new(), None, state.to_path_buf());
     settings.store = store_of(state)?;
-    let store = open_store(&settings, tell)?;
+    let store = open_store(&settings, Told::of(tell))?;
     let facts = match store.get(b"c/instance").map_err(failed("metadata store"))? {
         Some(bytes) => postcard::from_bytes::<Facts>(&bytes).map_err(failed("metadata store"))?,
         None => return Err(StartError::NoInstance(state.display().to_string())),
@@ -497,7 +536,7 @@ pub fn fsck_offline(
         store: settings.store,
         ..facts.settings(state.to_path_buf())
     };
-    let rooms = open_rooms(settings, mode, tell)?;
+    let rooms = open_rooms(settings, mode, Told::of(tell))?;
     let given_up = rooms.lifecycle.give_up_tiers(&orders.lost_tiers, dry_run);
     let report = given_up.map(|found| {
         let mut report = rooms.lifecycle.fsck(dry_run, orders.checksums, false);

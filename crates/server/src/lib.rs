@@ -36,5 +36,6 @@ pub use forebay_kv::Location as StoreLocation;
 pub use forebay_policy::publication::GroupMode;
 pub use forebay_tiers::MachineMemory;
 pub use instance::{FsckOrders, Instance, StopReason, StopSummary, fsck_offline};
+pub use lifecycle::onserver::Told;
 pub use sessions::{Session, Sessions};
 pub use starterror::StartError;

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
+use forebay_holder::Claim;
 use forebay_namespace::{Loaded, Namespace};
 use forebay_policy::trigger::Trigger;
 use forebay_tiers::{PfsTree, TierKind};
@@ -22,6 +23,7 @@ use crate::integrity::scrub::Scrub;
 use crate::lifecycle::boot::Boot;
 use crate::lifecycle::facts::Facts;
 use crate::lifecycle::lost::{check_tiers, refuse_holders};
+use crate::lifecycle::onserver::Told;
 use crate::lifecycle::statefolder::open_store;
 use crate::lifecycle::{Lifecycle, pfsmark};
 use crate::orders::Orders;
@@ -46,18 +48,14 @@ pub enum OpenMode {
     },
 }
 
-/// Opens a state folder. `tell` hears what is waited for.
-pub fn open_rooms(
-    settings: Settings,
-    mode: OpenMode,
-    tell: &dyn Fn(&str),
-) -> Result<Rooms, StartError> {
+/// Opens a state folder.
+pub fn open_rooms(settings: Settings, mode: OpenMode, told: Told<'_>) -> Result<Rooms, StartError> {
     let mut pfs = PfsTree::watched(&settings.pfs, settings.pfs_timeout)
         .map_err(failed(format!("PFS {}", settings.pfs.display())))?;
     if !settings.demotion.unnamed {
         pfs.without_unnamed();
     }
-    let store = open_store(&settings, tell)?;
+    let store = open_store(&settings, told)?;
     if let Some(hold) = store.hold() {
         pfs.change_only_while(move || hold.is_valid());
     }
@@ -115,7 +113,12 @@ fn open_with(
         });
     }
     let mut known = facts.known.clone();
-    let opened = TierSet::open(&settings, ns.pfs(), instance, &mut known);
+    let epoch = next_epoch(&ns).map_err(failed("metadata store"))?;
+    let mut claim = Claim::new(instance, epoch);
+    if let Some(hold) = ns.store_hold() {
+        claim = claim.only_while(move || hold.is_valid());
+    }
+    let opened = TierSet::open(&settings, ns.pfs(), &claim, &mut known);
     let mut tiers = opened.map_err(failed("tiers"))?;
     if mode == OpenMode::Serve {
         // A check leaves it to a start what is there from now on.
@@ -125,20 +128,18 @@ fn open_with(
         facts.known = known;
     }
     wrap(&mut tiers);
-    finish(settings, ns, loaded, &facts, tiers, mode)
+    finish((settings, ns, epoch), loaded, &facts, tiers, mode)
 }
 
 /// The second half of [`open_with`].
 fn finish(
-    settings: Settings,
-    ns: Namespace,
+    (settings, ns, epoch): (Settings, Namespace, u32),
     loaded: Loaded,
     facts: &Facts,
     tiers: TierSet,
     mode: OpenMode,
 ) -> Result<Rooms, StartError> {
     let state = settings.state.clone();
-    let epoch = next_epoch(&ns).map_err(failed("metadata store"))?;
     if mode == OpenMode::Serve
         && let Err(refused) = check_tiers(&loaded, &tiers)
     {

@@ -33,6 +33,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering}
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
+use forebay_kv::Hold;
 use forebay_types::{Errno, Handle, Ino, OpenFlags, limits};
 use forebay_wire::net::{Answer, ClientFacts, Guest, Host};
 use forebay_wire::{OpenMode, Peer, Reply, Request, Response, Service, UNSETTLED};
@@ -331,6 +332,10 @@ impl Session {
             self.note_not_opened(opens);
             return UNSETTLED.into();
         }
+        if self.is_lost(&request) {
+            self.note_not_opened(opens);
+            return Errno::ESTALE.into();
+        }
         let takes_reference = request.takes_reference();
         if let (Request::Fsync { .. }, Some(ino)) = (&request, asked.file) {
             common.await_dropped(ino);
@@ -422,6 +427,8 @@ impl Sessions {
                 processes,
                 lately: ShownLately::new(),
                 keepers: Keepers::default(),
+                hold: OnceLock::new(),
+                is_kept: OnceLock::new(),
                 is_any_away: OnceLock::new(),
                 locks: LockTable::default(),
                 lives,
@@ -486,6 +493,11 @@ impl Sessions {
 impl Host for Sessions {
     fn epoch(&self) -> u64 {
         u64::from(self.epoch)
+    }
+
+    fn may_answer(&self) -> bool {
+        let hold = self.common.hold.get();
+        hold.is_none_or(Hold::is_valid)
     }
 
     fn begin(&self, facts: &ClientFacts) -> Result<Arc<dyn Guest>, Errno> {

@@ -95,6 +95,9 @@ pub enum StartError {
         /// Who holds it.
         holder: String,
     },
+    /// It was told to stop while it stood by.
+    #[error("stopped, while another server led")]
+    NotWanted,
     /// The store does not answer.
     #[error("metadata store {store}: {why}; does it run, and can this node reach it?")]
     StoreSilent {

@@ -15,6 +15,8 @@ use crate::program::bare_command;
 use crate::storeserver::{StoreKind, StoreServer};
 use crate::wait::{LONG, wait_until};
 
+mod standby;
+
 /// Where the server listens.
 const PORT: u16 = 7070;
 
@@ -44,6 +46,8 @@ pub struct Fleet {
     data: Vec<Running>,
     /// Servers that another has been started beside.
     old: Vec<Running>,
+    /// Two metadata servers without tiers, in the place of the server.
+    metadata: Vec<Running>,
     mounts: Vec<Running>,
     store: Option<StoreServer>,
     nodes: Nodes,
@@ -132,6 +136,7 @@ impl Fleet {
             server: Running(None),
             data: (0..=mounts).map(|_| Running(None)).collect(),
             old: Vec::new(),
+            metadata: Vec::new(),
             store: None,
             server_node: 0,
             state: "state".into(),
@@ -192,10 +197,14 @@ impl Fleet {
         let address = self.nodes[self.server_node].socket_address(PORT);
         let state = &self.state;
         let path = self.base.join(file);
+        let (roles, tiers) = match self.metadata.is_empty() {
+            true => ("\"metadata\", \"data\"", "dram = \"128MiB\"\n"),
+            false => ("\"metadata\"", ""),
+        };
         let text = format!(
             "[cluster]\nname = \"{name}\"\npfs = \"{base}/pfs\"\nkey = \"{base}/key\"\nlease = \"5s\"\n\
-             {cluster}\n[[server]]\nid = 1\nroles = [\"metadata\", \"data\"]\naddresses = [\"{address}\"]\n\
-             state = \"{base}/{state}\"\ndram = \"128MiB\"\n{config}\n"
+             {cluster}\n[[server]]\nid = 1\nroles = [{roles}]\naddresses = [\"{address}\"]\n\
+             state = \"{base}/{state}\"\n{tiers}{config}\n"
         );
         std::fs::write(&path, text).expect("configuration");
         path
@@ -487,6 +496,7 @@ impl Drop for Fleet {
                 nodes.map(move |node| format!("{what}{node}.log"))
             };
             let server = std::iter::once("server.log".to_string());
+            let server = server.chain((0..self.metadata.len()).map(standby::log_of));
             for name in server.chain(of_nodes("data")).chain(of_nodes("mount")) {
                 eprintln!("--- {name}\n{}", self.log(&name));
             }
@@ -495,6 +505,7 @@ impl Drop for Fleet {
             self.kill_mount(node);
         }
         self.server.kill();
+        self.metadata.iter_mut().for_each(Running::kill);
         for node in 0..self.data.len() {
             self.kill_data(node);
         }

@@ -444,6 +444,17 @@ pub struct DataServerStatus {
     pub is_used: bool,
 }
 
+/// A metadata server that stands by while another leads.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct StandbyStatus {
+    /// Its id in the cluster.
+    pub server: u16,
+    /// The cluster's name.
+    pub cluster: String,
+    /// Who leads, as that one calls itself.
+    pub leader: String,
+}
+
 /// Everything `forebay status` shows.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StatusBits {
@@ -547,6 +558,8 @@ pub struct StatusBits {
     pub nodes: Vec<NodeStatus>,
     /// It is a data server: it knows of its tiers, and of nothing else here.
     pub data_server: Option<Box<DataServerStatus>>,
+    /// It stands by: it knows who leads, and of nothing else here.
+    pub standby: Option<Box<StandbyStatus>>,
     /// Names of files are left out: who asks is neither root nor the user who runs the server.
     pub names_hidden: bool,
 }

@@ -146,6 +146,9 @@ pub enum ObjectCall {
     Begin {
         /// Whose objects are wanted.
         instance: [u8; 16],
+        /// The metadata server's start: later ones have higher numbers. `ESTALE` for an earlier one
+        /// than has come.
+        epoch: u32,
     },
     /// Physical space below a tier; [`ObjectReply::Space`].
     Space(TierId),

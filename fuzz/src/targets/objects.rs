@@ -21,7 +21,10 @@ const TIME: TimeSpec = TimeSpec {
 pub fn calls() -> Vec<ObjectCall> {
     let identity = vec![1; 90];
     let mut all = vec![
-        ObjectCall::Begin { instance: [3; 16] },
+        ObjectCall::Begin {
+            instance: [3; 16],
+            epoch: 9,
+        },
         ObjectCall::Space(TIER),
         ObjectCall::Close(vec![HANDLE, Handle(3)]),
         ObjectCall::Remove(KEY),

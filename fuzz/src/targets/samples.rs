@@ -7,8 +7,8 @@ use forebay_types::{
 use forebay_wire::control::{
     ApplicationStatus, Calibrated, CalibrationStep, ClientStatus, ConflictEntry, ConnectionStatus,
     Control, ControlResponse, EmptyingStatus, Finding, FsckReport, JobProgress, Movement,
-    NetworkStatus, NodeStatus, PathFailure, PlanStatus, RefusedStatus, ScrubStatus, StatusBits,
-    TierStatus, VersionStatus, WhereEntry,
+    NetworkStatus, NodeStatus, PathFailure, PlanStatus, RefusedStatus, ScrubStatus, StandbyStatus,
+    StatusBits, TierStatus, VersionStatus, WhereEntry,
 };
 use forebay_wire::{
     ContentVersion, Link, LockHolder, LockOf, OpenMode, Opened, Recall, Request, Response,
@@ -486,6 +486,11 @@ fn status() -> StatusBits {
         applications: vec![application],
         network: Some(Box::new(network())),
         nodes: vec![node()],
+        standby: Some(Box::new(StandbyStatus {
+            server: 2,
+            cluster: "bb0".into(),
+            leader: "server 1 of bb0 on n1".into(),
+        })),
         ..StatusBits::default()
     }
 }

@@ -147,6 +147,7 @@ impl<'a> Checks<'a> {
                 location,
                 cluster: cluster.to_string(),
                 take_over: false,
+                standby: false,
             })),
             Err(_) if !given.get_ref().contains("://") => refuse(Problem::UnknownStore(unknown())),
             Err(error) => refuse(Problem::Setting(error.to_string())),
@@ -201,19 +202,36 @@ impl<'a> Checks<'a> {
         if !servers.iter().any(|server| server.data) {
             return Err(self.whole(Problem::NoData));
         }
-        self.this_version(written, &servers)?;
         Ok(servers)
     }
 
-    /// What later versions will take.
-    fn this_version(&self, written: &Written, servers: &[Server]) -> Result<(), ConfigError> {
+    /// Of several servers with the role metadata one leads, and the others stand by. Each must be able
+    /// to go on where another stopped: with the records of a store that says who leads, and without
+    /// what only the other's node has.
+    pub fn standbys(
+        &self,
+        written: &Written,
+        servers: &[Server],
+        store: &StoreSetting,
+    ) -> Result<bool, ConfigError> {
         let named = servers.iter().zip(&written.servers);
-        match named.filter(|(server, _)| server.metadata).nth(1) {
+        let named = named.filter(|(server, _)| server.metadata);
+        let named: Vec<_> = named.collect();
+        let Some((second, one)) = named.get(1) else {
+            return Ok(false);
+        };
+        let is_etcd = matches!(store, StoreSetting::Server(store)
+            if matches!(store.location, StoreLocation::Etcd { .. }));
+        if !is_etcd {
+            let span = one.get_ref().roles.span();
+            return Err(self.at(span, Problem::StandbyStore(second.id)));
+        }
+        match named.iter().find(|(server, _)| server.data) {
             Some((server, one)) => {
                 let span = one.get_ref().roles.span();
-                Err(self.at(span, Problem::StandbyNotYet(server.id)))
+                Err(self.at(span, Problem::StandbyWithTiers(server.id)))
             }
-            None => Ok(()),
+            None => Ok(true),
         }
     }
 

@@ -128,6 +128,12 @@ impl Cluster {
         let section = section.ok_or_else(|| checks.whole(Problem::NoCluster))?;
         let common = checks.common(section)?;
         let servers = checks.servers(&written)?;
+        let mut store = common.store;
+        if checks.standbys(&written, &servers, &store)?
+            && let StoreSetting::Server(store) = &mut store
+        {
+            store.standby = true;
+        }
         // The servers' settings are the same but for tiers, which are checked.
         let given = given_of(written.shared(), &common.pfs, &servers[0]);
         let plan = settle_member(given, true).map_err(|failure| {
@@ -140,7 +146,7 @@ impl Cluster {
             name: common.name,
             pfs: common.pfs,
             key: common.key,
-            store: common.store,
+            store,
             replicas: common.replicas,
             encrypt: common.encrypt,
             squash_root: common.squash_root,
@@ -165,10 +171,14 @@ impl Cluster {
         })
     }
 
-    /// The server that serves names: the first that has the role.
-    pub fn metadata_server(&self) -> &Server {
-        let found = self.servers.iter().find(|server| server.metadata);
-        found.expect("a checked cluster has one")
+    /// The servers that serve names, in the order of the file: at least one, of which one leads.
+    pub fn metadata_servers(&self) -> impl Iterator<Item = &Server> {
+        self.servers.iter().filter(|server| server.metadata)
+    }
+
+    /// Whether one of several metadata servers leads, and another takes over by itself.
+    pub fn has_standby(&self) -> bool {
+        self.metadata_servers().nth(1).is_some()
     }
 
     /// What a server is started with. `may_mount` as for `up`.

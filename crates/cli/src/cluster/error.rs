@@ -62,9 +62,13 @@ pub enum Problem {
     #[error("replicas = {0} is not in this version; use 1")]
     ReplicasNotYet(usize),
     #[error(
-        "server {0}: a second server with the role metadata is not in this version; write roles = [\"data\"]"
+        "server {0}: a second server with the role metadata takes over by itself, which needs store = \"etcd://...\"; use that, or write roles = [\"data\"]"
     )]
-    StandbyNotYet(u16),
+    StandbyStore(u16),
+    #[error(
+        "server {0}: with a second metadata server none may hold data, which nobody could reach when another takes over; give its memory and flash to a [[server]] of its own on that node, with roles = [\"data\"] and another port"
+    )]
+    StandbyWithTiers(u16),
     #[error(
         "server {0} has memory or flash and not the role data; add \"data\", or leave dram and ssd out"
     )]

@@ -10,10 +10,11 @@ use std::time::Duration;
 
 use forebay_types::Errno;
 use forebay_wire::control::{Control, ControlResponse, StatusBits};
-use forebay_wire::net::{ClientFacts, ConnectError, NetConfig, NetConnection};
+use forebay_wire::net::NetConnection;
 use forebay_wire::{Connection, Key, NOT_SENT, Request, Response};
 
 use super::config::Cluster;
+use super::reach;
 use crate::control::AskError;
 use crate::exit::{Explain, Failure};
 use crate::within::within;
@@ -33,27 +34,21 @@ impl Remote {
         let path = std::path::absolute(config).explain(config.display(), "")?;
         let cluster = Cluster::load(&path)?;
         let key = Key::read(&cluster.key).map_err(|e| Failure::fatal(e.to_string()))?;
-        let server = cluster.metadata_server();
-        let base = NetConfig::new(&cluster.name, key);
-        let net = NetConfig {
-            addresses: server.addresses.clone(),
-            encrypt: cluster.mount.encrypt,
-            soft: Some(PATIENCE),
-            facts: ClientFacts {
-                command: true,
-                ..base.facts
-            },
-            ..base
-        };
+        let mut ways = cluster.ways(&key);
+        for way in &mut ways {
+            way.encrypt = cluster.mount.encrypt;
+            way.soft = Some(PATIENCE);
+            way.facts.command = true;
+        }
         let name = cluster.name;
         let refused = |why: String| Failure::fatal(format!("cluster {name}: {why}"));
-        let connected = within(PATIENCE, move || NetConnection::connect(net));
+        let connected = within(PATIENCE, move || reach::connect(ways));
         match connected.explain("a thread", "")? {
             Some(Ok(connection)) => Ok(Remote {
                 connection: Arc::new(connection),
                 cluster: name,
             }),
-            Some(Err(error)) => Err(refused(format!("{error}{}", todo(&error)))),
+            Some(Err(why)) => Err(refused(why)),
             None => Err(refused(
                 "its server did not answer in time; is `forebay server` running there?".into(),
             )),
@@ -109,14 +104,4 @@ impl Remote {
 
 fn another_question() -> AskError {
     AskError::Protocol("the server answered another question".into())
-}
-
-/// What to do about it, where the error does not say so itself.
-pub fn todo(error: &ConnectError) -> &'static str {
-    match error {
-        ConnectError::Unreachable { .. } | ConnectError::Silent { .. } => {
-            "; is `forebay server` running there?"
-        }
-        _ => "",
-    }
 }

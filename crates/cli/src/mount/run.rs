@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use forebay_client::{Client, Dial, Lasting, OnLost};
 use forebay_mount::{Company, MountOptions, Mounted};
-use forebay_wire::net::{NetConfig, NetConnection};
+use forebay_wire::net::NetConfig;
 use forebay_wire::{Connection, Key, UnixServer};
 
 use super::MountArgs;
@@ -19,7 +19,7 @@ use super::samepfs;
 use crate::abort::Aborter;
 use crate::cluster::address::is_here;
 use crate::cluster::config::{Cluster, MountSettings, Server};
-use crate::cluster::remote::todo;
+use crate::cluster::reach;
 use crate::exit::{Exit, Explain, Failure};
 use crate::instance::mount_table;
 use crate::server::socket_for_mounts;
@@ -171,17 +171,17 @@ fn plan(
 
 /// Begins sessions with the server that serves names.
 struct ToServer {
-    config: NetConfig,
+    /// To each metadata server, of which one leads.
+    ways: Vec<NetConfig>,
     /// The data server of this node.
     near: Option<Arc<Near>>,
 }
 
 impl Dial for ToServer {
     fn dial(&self, life: u64, lost: OnLost) -> Result<Arc<dyn Connection>, String> {
-        let mut config = self.config.clone();
-        config.facts.life = life;
-        let connection = NetConnection::connect(config);
-        let connection = connection.map_err(|error| format!("{error}{}", todo(&error)))?;
+        let mut ways = self.ways.clone();
+        ways.iter_mut().for_each(|way| way.facts.life = life);
+        let connection = reach::connect(ways)?;
         connection.on_lost(move |why| {
             tracing::warn!("the session with the server is lost: {why}");
             lost();
@@ -194,35 +194,35 @@ impl Dial for ToServer {
 }
 
 /// On its own node a server hands over descriptors, by a socket in its state folder: the one that
-/// serves names, or else a data server.
+/// serves names, if it has tiers and no other may take over, or else a data server.
 fn dialer(plan: &Plan) -> ToServer {
-    let server = plan.cluster.metadata_server();
-    let socket = socket_for_mounts(&server.state);
+    let mut ways = plan.cluster.ways(&plan.key);
     let is_here = |server: &Server| {
         let mut addresses = server.addresses.iter();
         plan.local && addresses.any(|address| is_here(*address).unwrap_or(false))
     };
-    let unix = (is_here(server) && socket.exists()).then_some(socket);
-    let others = plan.cluster.servers.iter();
-    let mut others = others.filter(|other| other.id != server.id && other.data);
-    let near = match unix {
-        Some(_) => None,
-        None => others.find(|other| is_here(other)),
-    };
-    let near = near.map(|near| Arc::new(Near::new(&plan.cluster, near, &plan.key)));
-    ToServer {
-        config: NetConfig {
-            addresses: server.addresses.clone(),
-            unix,
-            near: near.is_some(),
-            links: plan.settings.connections,
-            recalls: true,
-            encrypt: plan.settings.encrypt,
-            soft: plan.settings.soft,
-            ..NetConfig::new(&plan.cluster.name, plan.key.clone())
-        },
-        near,
+    let mut near = plan
+        .cluster
+        .servers
+        .iter()
+        .find(|server| server.data && is_here(server));
+    let mut servers = plan.cluster.metadata_servers();
+    if let ([way], Some(server)) = (&mut ways[..], servers.next())
+        && near.is_none_or(|near| near.id == server.id)
+    {
+        let socket = socket_for_mounts(&server.state);
+        way.unix = (is_here(server) && socket.exists()).then_some(socket);
+        near = None;
     }
+    let near = near.map(|near| Arc::new(Near::new(&plan.cluster, near, &plan.key)));
+    for way in &mut ways {
+        way.near = near.is_some();
+        way.links = plan.settings.connections;
+        way.recalls = true;
+        way.encrypt = plan.settings.encrypt;
+        way.soft = plan.settings.soft;
+    }
+    ToServer { ways, near }
 }
 
 fn serve(
@@ -233,7 +233,7 @@ fn serve(
     readiness: &mut Readiness,
 ) -> Result<Exit, Failure> {
     let dial = dialer(plan);
-    let descriptors = dial.config.unix.is_some();
+    let descriptors = dial.ways.iter().any(|way| way.unix.is_some());
     let passthrough = descriptors || dial.near.is_some();
     let lasting = Lasting::begin(Box::new(dial), plan.settings.soft)
         .map_err(|why| Failure::fatal(format!("{}: {why}", plan.cluster.name)))?;

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use clap::Args;
 use forebay_types::{format_duration, format_size};
-use forebay_wire::control::{DataServerStatus, ScrubStatus, StatusBits, TierStatus};
+use forebay_wire::control::{DataServerStatus, ScrubStatus, StandbyStatus, StatusBits, TierStatus};
 
 use crate::asked::Whom;
 use crate::control::{failure_line, files_and_bytes};
@@ -93,6 +93,9 @@ pub fn name_of(bits: &StatusBits) -> String {
     if let Some(data) = &bits.data_server {
         return format!("data server {} of {}", data.server, data.cluster);
     }
+    if let Some(standby) = &bits.standby {
+        return format!("metadata server {} of {}", standby.server, standby.cluster);
+    }
     match bits.mount == bits.pfs {
         true => format!("server of {}", show_path(&bits.pfs)),
         false => show_path(&bits.mount),
@@ -112,6 +115,9 @@ fn what_it_shows(bits: &StatusBits) -> String {
 pub fn render(bits: &StatusBits) -> String {
     if let Some(data) = &bits.data_server {
         return render_data_server(bits, data);
+    }
+    if let Some(standby) = &bits.standby {
+        return render_standby(bits, standby);
     }
     let mut page = String::new();
     let passthrough = if bits.passthrough { "on" } else { "off" };
@@ -192,6 +198,19 @@ fn warnings(bits: &StatusBits) -> String {
         let _ = writeln!(text, "\nthe metadata store: {why}");
     }
     text
+}
+
+/// Who leads shows the rest.
+fn render_standby(bits: &StatusBits, standby: &StandbyStatus) -> String {
+    format!(
+        "{}, up {}, process {}, state {}\nit stands by: {} leads; what is in the burst buffer: \
+         `forebay status --config FILE`\n",
+        name_of(bits),
+        format_duration(Duration::from_secs(bits.uptime_ms / 1000)),
+        bits.pid,
+        show_path(&bits.state),
+        standby.leader
+    )
 }
 
 /// What is in the tiers the metadata server knows.

@@ -3,8 +3,8 @@
 use std::path::Path;
 
 use forebay_wire::control::{
-    ApplicationStatus, ConflictEntry, DataServerStatus, PlanStatus, ScrubStatus, StatusBits,
-    TierStatus, VersionStatus,
+    ApplicationStatus, ConflictEntry, DataServerStatus, PlanStatus, ScrubStatus, StandbyStatus,
+    StatusBits, TierStatus, VersionStatus,
 };
 use serde_json::{Map, Value, json};
 
@@ -16,6 +16,9 @@ use crate::show::json::{self, insert_path};
 pub fn to_json(bits: &StatusBits) -> Value {
     if let Some(data) = &bits.data_server {
         return data_server_json(bits, data);
+    }
+    if let Some(standby) = &bits.standby {
+        return standby_json(bits, standby);
     }
     let mut object = Map::new();
     object.insert("version".into(), bits.version.clone().into());
@@ -97,6 +100,23 @@ pub fn plan_json(plan: &PlanStatus) -> Value {
         "period_s": json::seconds(plan.period_ms),
         "bandwidths": bandwidths,
     })
+}
+
+fn standby_json(bits: &StatusBits, standby: &StandbyStatus) -> Value {
+    let mut object = Map::new();
+    object.insert("version".into(), bits.version.clone().into());
+    insert_path(&mut object, "pfs", &bits.pfs);
+    insert_path(&mut object, "state", &bits.state);
+    let facts = json!({
+        "pid": bits.pid,
+        "uptime_s": json::seconds(bits.uptime_ms),
+        "standby": { "id": standby.server, "cluster": standby.cluster, "leader": standby.leader },
+        "tiers": [],
+    });
+    if let Value::Object(facts) = facts {
+        object.extend(facts);
+    }
+    Value::Object(object)
 }
 
 fn data_server_json(bits: &StatusBits, data: &DataServerStatus) -> Value {

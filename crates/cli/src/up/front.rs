@@ -31,6 +31,11 @@ pub trait Front {
         None
     }
 
+    /// Which server of which cluster it is, where another may lead in its place.
+    fn stands_by_as(&self) -> Option<(u16, &str)> {
+        None
+    }
+
     /// Whether that start would come as far as this one has, as far as can be told before.
     fn check_start(&self) -> Result<(), Failure> {
         Ok(())

@@ -10,6 +10,7 @@ pub mod preflight;
 pub mod resources;
 pub mod run;
 pub mod settle;
+mod standby;
 pub mod supervisor;
 pub mod values;
 
@@ -131,8 +132,7 @@ pub fn start_planned(
     readiness: &mut Readiness,
 ) -> Result<Exit, Failure> {
     start_with(plan, detached, readiness, |plan, log, announce| {
-        let mut announce = || announce(&front.announcement(plan));
-        run::serve(plan, front, detached, log, &mut announce)
+        run::serve(plan, front, detached, log, announce)
     })
 }
 

@@ -7,13 +7,15 @@ use std::path::Path;
 use std::process::Command;
 use std::sync::Arc;
 
-use forebay_server::{FsckOrders, Instance, StopReason};
+use forebay_server::{FsckOrders, Instance, StartError, StopReason, Told};
 use forebay_wire::control::{Control, ControlResponse, FsckReport, StatusBits};
 use forebay_wire::{Peer, Request, Response, Service, UnixServer};
 
+use super::Announce;
 use super::front::Front;
 use super::log::Log;
 use super::settle::Plan;
+use super::standby::{Standby, Watch};
 use super::supervisor::{Served, Supervisor};
 use crate::control::files_and_bytes;
 use crate::ended::{self, Note};
@@ -29,22 +31,41 @@ pub fn serve(
     front: &dyn Front,
     detached: bool,
     log: &Log,
-    announce: &mut dyn FnMut() -> Result<(), Failure>,
+    announce: &mut Announce<'_>,
 ) -> Result<Exit, Failure> {
     let served = Served::default();
-    watch_signals(plan, detached, log, served.clone()).explain("cannot watch signals", "")?;
+    let watch = Watch::default();
+    watch_signals(plan, detached, log, (served.clone(), watch.clone()))
+        .explain("cannot watch signals", "")?;
     let supervisor = Supervisor::start(log.clone(), served.clone(), plan.settings.mount.as_deref())
         .explain("cannot start a thread", "")?;
     tracing::info!("forebay {} starts", env!("CARGO_PKG_VERSION"));
     tracing::debug!("{:?}", plan.settings);
     let note = Note::begin(&plan.settings.state);
     note_command(&plan.settings.state, front);
-    let instance =
-        Instance::start_telling(plan.settings.clone(), &|line| tell_early(detached, line))
-            .map_err(|e| Failure::fatal(e.to_string()))?;
+    let standby = Standby::new(plan, front, detached, watch.clone(), announce);
+    let tell_start = |line: &str| tell_early(detached, line);
+    let stands_by = |leader: &str| standby.stands_by(leader);
+    let told = Told::of(&tell_start).standing_by(&stands_by);
+    let instance = match Instance::start_telling(plan.settings.clone(), told) {
+        Err(StartError::NotWanted) => return standby.end(log),
+        started => started.map_err(|e| Failure::fatal(e.to_string()))?,
+    };
     // Nobody else sets `served`.
     let _ = served.set(instance.clone());
-    let outcome = open_and_wait(plan, front, &instance, &supervisor, announce);
+    let mut announce = standby.take_over();
+    if watch.is_to_stop() {
+        // While it took over.
+        instance.request_stop();
+    }
+    let outcome = open_and_wait(plan, front, &instance, &supervisor, &mut announce);
+    if instance.is_deposed()
+        && let Some(arguments) = front.arguments()
+    {
+        // As after a kill: nothing that this process has is of use to anybody.
+        tracing::warn!("this server does not lead any more; it starts anew, and stands by");
+        return Err(start_anew(arguments, detached, log));
+    }
     let summary = instance.stop();
     if outcome.is_ok()
         && instance.is_to_start_anew()
@@ -79,6 +100,7 @@ pub fn serve(
             reason(&error)
         );
     }
+    instance.release();
     log.tell_surplus();
     match (outcome, instance.broken()) {
         (Ok(()), Some(what)) => Err(Failure::fatal(format!(
@@ -129,6 +151,11 @@ fn open_and_wait(
         let why = wait_stop(front, instance);
         tracing::info!("stopping: {why}");
     }
+    if instance.is_deposed() {
+        // Nobody is to be told anything more.
+        std::mem::forget((open, control));
+        return ready;
+    }
     open.close(instance);
     drop(control);
     ready
@@ -157,7 +184,12 @@ pub fn say_who_serves(state: &Path) -> Result<(), Failure> {
 /// The first signal stops in order, the second at once; what fsync promised is safe either way.
 /// SIGHUP opens the log again, unless somebody's terminal goes away with this process in its
 /// foreground.
-fn watch_signals(plan: &Plan, detached: bool, log: &Log, served: Served) -> std::io::Result<()> {
+fn watch_signals(
+    plan: &Plan,
+    detached: bool,
+    log: &Log,
+    (served, watch): (Served, Watch),
+) -> std::io::Result<()> {
     let state = plan.settings.state.clone();
     let mount = plan.settings.mount.clone();
     signals::ignore_user_signals()?;
@@ -178,6 +210,7 @@ fn watch_signals(plan: &Plan, detached: bool, log: &Log, served: Served) -> std:
             tell(detached, &line);
             instance.request_stop();
         }
+        None if nth == 1 && watch.stop() => {}
         _ => {
             mount.iter().for_each(|mount| mounts::detach_ours(mount));
             std::process::exit(128 + signal);

@@ -25,7 +25,7 @@ mod redis;
 mod store;
 mod url;
 
-pub use etcd::Leadership;
+pub use etcd::Onlooker;
 pub use hold::Hold;
 pub use url::Location;
 
@@ -36,18 +36,31 @@ pub struct Options {
     pub holder: String,
     /// Takes the store from somebody who holds it. Whoever asks for it has to know that the other
     /// is dead, or no longer changes the PFS: the store alone is safe from it in any case.
-    pub take_over: bool,
+    pub take_over: TakeOver,
     /// A server that is silent for so long has failed.
     pub patience: Duration,
     /// How long a hold stays valid without a word from its holder.
     pub lease: Duration,
 }
 
+/// From whom a store is taken that is held.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum TakeOver {
+    /// From nobody.
+    #[default]
+    Never,
+    /// From the holder that calls itself so, as [`Error::InUse`] names it. Who has taken the store
+    /// from that one meanwhile is left alone.
+    From(String),
+    /// From anybody.
+    Anybody,
+}
+
 impl Default for Options {
     fn default() -> Self {
         Self {
             holder: format!("process {}", std::process::id()),
-            take_over: false,
+            take_over: TakeOver::Never,
             patience: Duration::from_secs(5),
             lease: Duration::from_secs(10),
         }

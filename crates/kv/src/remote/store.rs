@@ -333,6 +333,10 @@ impl<B: Backend> Store for Remote<B> {
     fn hold(&self) -> Option<Hold> {
         Some(self.backend.hold().clone())
     }
+
+    fn release(&self) {
+        self.backend.release();
+    }
 }
 
 impl<B: Backend> Drop for Remote<B> {

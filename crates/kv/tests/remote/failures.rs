@@ -8,6 +8,7 @@ use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
+use forebay_kv::remote::TakeOver;
 use forebay_kv::{Batch, Durability, Error, Options, Store, open_url};
 
 use crate::proxy::{Mode, Proxy};
@@ -26,7 +27,7 @@ const LARGE_VALUE_BYTES: usize = 8 * 1024;
 
 fn options() -> Options {
     Options {
-        take_over: true,
+        take_over: TakeOver::Anybody,
         ..Options::default()
     }
 }

@@ -1,9 +1,8 @@
 //! One holder at a time.
 
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use forebay_kv::remote::Leadership;
+use forebay_kv::remote::{Location, Onlooker, TakeOver};
 use forebay_kv::{Batch, Durability, Error, Options, Store, open_url};
 
 use crate::proxy::{Mode, Proxy};
@@ -17,7 +16,7 @@ fn put(store: &dyn Store, value: &str) -> Result<(), Error> {
 
 fn take_over() -> Options {
     Options {
-        take_over: true,
+        take_over: TakeOver::Anybody,
         ..Options::default()
     }
 }
@@ -181,29 +180,52 @@ fn a_hold_on_etcd_expires() {
 }
 
 #[test]
-fn a_standby_of_etcd_leads_when_the_leader_has_gone() {
+fn an_onlooker_sees_the_leader_of_etcd_come_and_go() {
     let server = Server::start(Kind::Etcd);
     let url = server.url(&prefix());
-    let (options, stop) = (Options::default(), AtomicBool::new(false));
-    let campaign = || Leadership::campaign(&url, &options, &stop);
-    let first = campaign().expect("a campaign").expect("nobody leads");
-    let store = first.open(&options).expect("the store opens");
-    put(&*store, "first").expect("a commit");
-    assert!(first.is_valid());
-    std::thread::scope(|scope| {
-        let standby = scope.spawn(campaign);
-        std::thread::sleep(Duration::from_millis(700));
-        assert!(!standby.is_finished(), "somebody leads");
-        drop(store);
-        let second = standby.join().expect("it ends").expect("a campaign");
-        let second = second.expect("it leads");
-        assert!(second.is_valid() && !first.is_valid());
-        let store = second.open(&options).expect("the store opens");
-        assert_eq!(store.get(b"key").expect("a read"), Some(b"first".to_vec()));
-        assert!(matches!(first.open(&options), Err(Error::Lost)));
-        stop.store(true, Ordering::SeqCst);
-        assert!(campaign().expect("a campaign").is_none(), "it was given up");
-    });
+    let location = Location::parse(&url).expect("a store");
+    let onlooker = Onlooker::new(&location, Options::default().patience).expect("etcd");
+    let leader = || onlooker.leader().expect("an answer");
+    assert_eq!(leader(), None);
+    let first = open_url(&url, &Options::default()).expect("nobody leads");
+    assert_eq!(leader(), Some(Options::default().holder));
+    drop(first);
+    assert_eq!(leader(), None);
+    let redis = Location::parse("redis://localhost").expect("a store");
+    let refused = Onlooker::new(&redis, Options::default().patience).err();
+    assert!(matches!(refused, Some(Error::Setup(_))), "{refused:?}");
+}
+
+/// Who restarts knows only that the holder that it has seen is dead.
+fn only_the_holder_that_is_meant_loses_the_store(kind: Kind) {
+    let server = Server::start(kind);
+    let url = server.url(&prefix());
+    let called = |holder: &str, take_over| Options {
+        holder: holder.into(),
+        take_over,
+        ..Options::default()
+    };
+    let first = open_url(&url, &called("first", TakeOver::Never)).expect("nobody has it");
+    let from = |holder: &str| TakeOver::From(holder.into());
+    for other in ["second", "fir", "first and others"] {
+        let refused = open_url(&url, &called("third", from(other))).err();
+        let is_held = matches!(&refused, Some(Error::InUse(Some(by))) if by == "first");
+        assert!(is_held, "{other}: {refused:?}");
+    }
+    put(&*first, "first").expect("it has the store");
+    let second = open_url(&url, &called("second", from("first"))).expect("taken");
+    put(&*second, "second").expect("it has the store");
+    assert!(matches!(put(&*first, "late"), Err(Error::Lost)));
+}
+
+#[test]
+fn only_the_holder_that_is_meant_loses_its_redis() {
+    only_the_holder_that_is_meant_loses_the_store(Kind::Redis);
+}
+
+#[test]
+fn only_the_holder_that_is_meant_loses_its_etcd() {
+    only_the_holder_that_is_meant_loses_the_store(Kind::Etcd);
 }
 
 #[test]

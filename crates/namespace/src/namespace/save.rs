@@ -271,6 +271,11 @@ impl Namespace {
         self.store.hold()
     }
 
+    /// Nothing is recorded any more: see [`Store::release`](forebay_kv::Store::release).
+    pub fn release_store(&self) {
+        self.store.release();
+    }
+
     /// The PFS has done what cannot be recorded now. The change counts as done, for there is no way
     /// back. A start would come to the same result: by the intent on record (`sequence`), or else
     /// because the PFS has lost the name.

@@ -26,6 +26,8 @@ pub struct Life {
     stop_given: Condvar,
     /// A thread that everything depends on has died: which, and of what.
     broken: Mutex<Option<String>>,
+    /// Another server may lead.
+    deposed: AtomicBool,
     /// Threads that pause are woken here.
     paused: (Mutex<()>, Condvar),
     /// Nothing is changed any more.
@@ -131,6 +133,18 @@ impl Life {
         });
     }
 
+    /// Another server may lead with these records from now on: this one has nothing to say or to
+    /// change any more, and ends as by a kill.
+    pub fn depose(&self, what: String) {
+        self.deposed.store(true, Ordering::Release);
+        self.broke(what);
+    }
+
+    /// Whether another server may lead.
+    pub fn is_deposed(&self) -> bool {
+        self.deposed.load(Ordering::Acquire)
+    }
+
     /// Whether a thread has died.
     pub fn is_broken(&self) -> bool {
         self.broken.lock().is_some()
@@ -179,6 +193,9 @@ mod tests {
         assert!(!life.is_broken());
         life.broke("thread a panicked".into());
         life.broke("thread b ended".into());
+        assert!(!life.is_deposed());
+        life.depose("another leads".into());
+        assert!(life.is_deposed());
         assert_eq!(life.broken().as_deref(), Some("thread a panicked"));
         assert_eq!(life.stop_order(), Some(NOW));
     }

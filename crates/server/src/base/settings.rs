@@ -240,6 +240,10 @@ pub struct ServerStore {
     pub cluster: String,
     /// Takes the store from a server that holds it, by a person's order.
     pub take_over: bool,
+    /// Other servers may lead with these records: this one stands by while another does, and stops
+    /// at once when its own hold is over. It has no tiers of its own, so that its state folder has
+    /// nothing that could be out of date.
+    pub standby: bool,
 }
 
 /// As people are shown it, without a password.
@@ -312,6 +316,16 @@ impl Settings {
     pub fn servers(&self) -> impl Iterator<Item = u16> {
         let holders = self.holders.iter().map(|holder| holder.server);
         std::iter::once(self.server).chain(holders)
+    }
+
+    /// Whether it has memory or flash of its own.
+    pub fn has_tiers(&self) -> bool {
+        self.dram_bytes.is_some() || !self.ssd.is_empty()
+    }
+
+    /// Whether other servers may lead with the same records.
+    pub fn has_standby(&self) -> bool {
+        matches!(&self.store, StoreSetting::Server(store) if store.standby)
     }
 
     /// Below which path people find its files: the mount, else the same names on the PFS.

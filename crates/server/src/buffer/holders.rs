@@ -3,7 +3,7 @@
 use std::io;
 use std::time::{Duration, Instant};
 
-use forebay_holder::{RemoteTier, RemoteTiers};
+use forebay_holder::{Claim, RemoteTier, RemoteTiers};
 use forebay_policy::patience::DATA_SERVER_TRY;
 
 use parking_lot::Mutex;
@@ -75,10 +75,10 @@ fn name_of(server: u16) -> String {
 
 /// All of them. Who does not answer in time is expected with the tiers of before: nobody can say
 /// what it holds, and nobody waits for that.
-pub fn find_holders(settings: &Settings, instance: [u8; 16], known: &mut Known) -> Vec<Holder> {
+pub fn find_holders(settings: &Settings, claim: &Claim, known: &mut Known) -> Vec<Holder> {
     let until = Instant::now() + settings.wait_for_holders;
     let holders = settings.holders.iter();
-    let found = holders.map(|holder| find(holder, instance, until, known));
+    let found = holders.map(|holder| find(holder, claim, until, known));
     found.collect()
 }
 
@@ -86,9 +86,9 @@ fn is_refused(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::EBUSY | libc::EACCES))
 }
 
-fn find(holder: &HolderSetting, instance: [u8; 16], until: Instant, known: &mut Known) -> Holder {
+fn find(holder: &HolderSetting, claim: &Claim, until: Instant, known: &mut Known) -> Holder {
     let (server, name) = (holder.server, name_of(holder.server));
-    let tiers = RemoteTiers::new(holder.way.0.clone(), instance);
+    let tiers = RemoteTiers::new(holder.way.0.clone(), claim.clone());
     let (mut is_told, mut is_expected) = (false, false);
     let found = loop {
         match tiers.find(&name) {

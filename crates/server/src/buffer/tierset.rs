@@ -4,7 +4,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use forebay_holder::{open_flash, open_memory};
+use forebay_holder::{Claim, open_flash, open_memory};
 use forebay_policy::placement::TierKind as PolicyKind;
 use forebay_tiers::{DramMount, Object, PfsDir, PfsTree, Tier, TierKind};
 use forebay_types::{ObjectId, TierId};
@@ -73,7 +73,7 @@ impl TierSet {
     pub fn open(
         settings: &Settings,
         pfs: &PfsTree,
-        instance: [u8; 16],
+        claim: &Claim,
         known: &mut Known,
     ) -> io::Result<TierSet> {
         let mut set = TierSet {
@@ -81,11 +81,11 @@ impl TierSet {
             names: Vec::new(),
             servers: Vec::new(),
             holders: Vec::new(),
-            overflow: Overflow::new(instance),
+            overflow: Overflow::new(claim.instance()),
             dram: Mutex::new(None),
             overrun_bytes: settings.overrun_bytes(),
         };
-        match set.fill(settings, pfs, instance, known) {
+        match set.fill(settings, pfs, claim, known) {
             Ok(()) => Ok(set),
             Err(error) => {
                 set.undo(&settings.state);
@@ -98,13 +98,13 @@ impl TierSet {
         &mut self,
         settings: &Settings,
         pfs: &PfsTree,
-        instance: [u8; 16],
+        claim: &Claim,
         known: &mut Known,
     ) -> io::Result<()> {
         if let Some(size) = settings.dram_bytes {
             // The ledger keeps to the size; what lies beyond it is for writes that do not ask.
             let overrun_bytes = settings.overrun_bytes();
-            let opened = open_memory(&settings.state, size, overrun_bytes, instance);
+            let opened = open_memory(&settings.state, size, overrun_bytes, claim.instance());
             let (tier, mounted) = opened?;
             *self.dram.lock() = Some(mounted);
             self.slots[DRAM.0 as usize] = Some(Slot {
@@ -118,7 +118,7 @@ impl TierSet {
             });
         }
         let mut opened = Vec::new();
-        let all = self.open_all(settings, instance, known, &mut opened);
+        let all = self.open_all(settings, claim, known, &mut opened);
         if let Err(error) = all {
             // They have no ids yet, by which others are given back.
             opened
@@ -133,7 +133,7 @@ impl TierSet {
     fn open_all(
         &mut self,
         settings: &Settings,
-        instance: [u8; 16],
+        claim: &Claim,
         known: &mut Known,
         opened: &mut Vec<Opened>,
     ) -> io::Result<()> {
@@ -144,12 +144,12 @@ impl TierSet {
             };
             opened.push(Opened {
                 name: ssd.dir.clone(),
-                tier: Arc::new(open_flash(&name, ssd, instance)?),
+                tier: Arc::new(open_flash(&name, ssd, claim.instance())?),
                 kind: TierKind::Ssd,
                 server: settings.server,
             });
         }
-        self.holders = find_holders(settings, instance, known);
+        self.holders = find_holders(settings, claim, known);
         // Those that are only expected come last, and not where they are found elsewhere.
         self.holders.sort_by_key(Holder::is_expected);
         for holder in &mut self.holders {

@@ -98,6 +98,11 @@ impl Boot {
         start.is_some_and(|start| start.is_another) && slot.kind != TierKind::Dram
     }
 
+    /// Whether the last run was in another start of this server's node, or on another node.
+    pub fn is_other_node(&self) -> bool {
+        self.own.is_another
+    }
+
     /// How the kernel calls this start of the node.
     pub fn id(&self) -> Option<&str> {
         self.own.id.as_deref()
@@ -122,7 +127,7 @@ impl Boot {
 mod tests {
     use std::sync::Arc;
 
-    use forebay_holder::{DataServer, SsdSetting, open_flash};
+    use forebay_holder::{Claim, DataServer, SsdSetting, open_flash};
     use forebay_tiers::Tier;
     use forebay_wire::InMemory;
 
@@ -163,7 +168,8 @@ mod tests {
                 capacity_bytes: Some(64 << 20),
             }];
             let mut known = Known::default();
-            let tiers = TierSet::open(&settings, ns.pfs(), [7; 16], &mut known).expect("tiers");
+            let tiers = TierSet::open(&settings, ns.pfs(), &Claim::new([7; 16], 1), &mut known)
+                .expect("tiers");
             let boot = Boot::look(ns, Some(own), &tiers).expect("a look");
             boot.record(ns, &|_| true).expect("recorded");
             let slots = tiers.iter().map(|(_, slot)| boot.may_have_torn(Some(slot)));

@@ -34,6 +34,9 @@ pub fn run(lifecycle: &Arc<Lifecycle>) {
     let mut mend_at = Instant::now();
     let mut was_given_up = false;
     while !lifecycle.base.is_ending() {
+        if is_deposed(lifecycle) {
+            return;
+        }
         was_given_up = watch_health(lifecycle, was_given_up);
         if let Err(error) = lifecycle.ns.save_deferred() {
             lifecycle
@@ -149,9 +152,34 @@ fn is_for_good(lifecycle: &Lifecycle, error: &NsError) -> bool {
 
 fn end_without_store(lifecycle: &Lifecycle, error: &NsError) {
     let life = lifecycle.base.life();
-    if !life.is_broken() {
-        life.broke(format!("{error} ({})", lifecycle.settings.store));
+    if life.is_broken() {
+        return;
     }
+    let what = format!("{error} ({})", lifecycle.settings.store);
+    match lifecycle.settings.has_standby() {
+        true => life.depose(what),
+        false => life.broke(what),
+    }
+}
+
+/// Where another server may lead as soon as the hold on the records is over: whether it is. Nothing
+/// is asked of the store, which would take time that this server does not have.
+fn is_deposed(lifecycle: &Lifecycle) -> bool {
+    let life = lifecycle.base.life();
+    let hold = lifecycle.ns.store_hold();
+    let Some(hold) = hold.filter(|hold| lifecycle.settings.has_standby() && !hold.is_valid())
+    else {
+        return false;
+    };
+    let why = match hold.is_lost() {
+        true => "is lost",
+        false => "was not renewed in time",
+    };
+    life.depose(format!(
+        "the hold on the records in {} {why}: another server may lead with them",
+        lifecycle.settings.store
+    ));
+    true
 }
 
 /// Says when the PFS is given up and when it answers again; whether it is given up now.

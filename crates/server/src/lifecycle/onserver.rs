@@ -7,13 +7,15 @@
 //!
 //! 1. A folder that has never had a store takes the records of its cluster, if nobody holds them.
 //! 2. A folder that had them and finds that another has taken them has nothing to say any more: its
-//!    memory is out of date. Only a person brings it back (`take_over`).
+//!    memory is out of date. Only a person brings it back (`take_over`). A server without tiers of its own has
+//!    no memory: where others may lead as well (`standby`), any folder takes the records.
 //! 3. The folder's note is on disk before the store names the folder: a start that is cut short in
 //!    between goes on with the next.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+use forebay_kv::remote::{Onlooker, TakeOver};
 use forebay_kv::{Batch, Durability, Error, Options, Store};
 use forebay_policy::patience::RECORDS_STORE;
 use serde::{Deserialize, Serialize};
@@ -48,7 +50,30 @@ pub struct Opening<'a> {
     /// Id of the server in its cluster.
     pub server: u16,
     /// Hears what is waited for.
-    pub tell: &'a dyn Fn(&str),
+    pub told: Told<'a>,
+}
+
+/// Who hears what a start waits for.
+#[derive(Clone, Copy)]
+pub struct Told<'a> {
+    tell: &'a dyn Fn(&str),
+    stands_by: &'a dyn Fn(&str) -> bool,
+}
+
+impl<'a> Told<'a> {
+    /// Hears lines. Nobody stands by.
+    pub fn of(tell: &'a dyn Fn(&str)) -> Told<'a> {
+        Told {
+            tell,
+            stands_by: &|_| false,
+        }
+    }
+
+    /// The same; a start that stands by says again and again who leads, and goes on to wait while
+    /// that is answered with true.
+    pub fn standing_by(self, stands_by: &'a dyn Fn(&str) -> bool) -> Told<'a> {
+        Told { stands_by, ..self }
+    }
 }
 
 impl Opening<'_> {
@@ -119,7 +144,7 @@ impl Opening<'_> {
         let (begun, mut told) = (Instant::now(), None);
         let mut wait = |what: &'static str, line: String| {
             if told.replace(what) != Some(what) {
-                (self.tell)(&line);
+                (self.told.tell)(&line);
             }
             std::thread::sleep(LOOK);
         };
@@ -136,19 +161,22 @@ impl Opening<'_> {
                 }
                 Err(error) => error,
             };
-            let was_order = std::mem::replace(&mut options.take_over, false);
+            let was_order = std::mem::take(&mut options.take_over) != TakeOver::Never;
             let is_time = begun.elapsed() < RECORDS_STORE;
             match error {
                 // The caller has the folder's lock, so that process is dead.
                 Error::InUse(Some(holder)) if is_called(&holder, &note.folder) => {
-                    options.take_over = true;
+                    options.take_over = TakeOver::From(holder);
                 }
                 Error::InUse(Some(holder)) if self.wanted.take_over && !was_order => {
                     if !holder.contains(&of_cluster(&note.cluster)) {
                         return Err(StartError::StoreHeld { store, holder });
                     }
-                    taken_from = Some(holder);
-                    options.take_over = true;
+                    taken_from = Some(holder.clone());
+                    options.take_over = TakeOver::From(holder);
+                }
+                Error::InUse(Some(holder)) if self.wanted.standby => {
+                    self.stand_by(holder, note, &options)?;
                 }
                 Error::InUse(holder) => {
                     let holder = holder.unwrap_or_else(|| "another server".into());
@@ -181,10 +209,40 @@ impl Opening<'_> {
         }
     }
 
+    /// Waits until nobody leads, or the one who did was this folder's. An outage of the store
+    /// changes nothing: nobody leads without it.
+    fn stand_by(
+        &self,
+        mut leader: String,
+        note: &StoreNote,
+        options: &Options,
+    ) -> Result<(), StartError> {
+        let onlooker =
+            Onlooker::new(&self.wanted.location, options.patience).map_err(self.failed())?;
+        let mut is_silent = false;
+        loop {
+            if !(self.told.stands_by)(&leader) {
+                return Err(StartError::NotWanted);
+            }
+            std::thread::sleep(LOOK);
+            match onlooker.leader() {
+                Ok(Some(holder)) if !is_called(&holder, &note.folder) => leader = holder,
+                Ok(_) => return Ok(()),
+                Err(error) if !is_silent => {
+                    tracing::warn!("metadata store {}: {error}; tried again", self.store());
+                    is_silent = true;
+                    continue;
+                }
+                Err(_) => continue,
+            }
+            is_silent = false;
+        }
+    }
+
     /// The holder that the store was taken from may not know yet, and go on with what it had begun
     /// on the PFS, until its hold is over.
     fn wait_out(&self, holder: &str, lease: Duration) {
-        (self.tell)(&format!(
+        (self.told.tell)(&format!(
             "the metadata store {} was taken from {holder}; waits {} s, after which that changes \
              the PFS no more",
             self.store(),
@@ -219,7 +277,7 @@ impl Opening<'_> {
             (Standing::Taking(None), _) => {}
             (Standing::Taking(_), _) if from.as_ref() == Some(&note.folder) => {}
             (Standing::Taking(before), _) if *before == from => {}
-            (_, Some(owner)) if !self.wanted.take_over => {
+            (_, Some(owner)) if !self.wanted.take_over && !self.wanted.standby => {
                 return Err(StartError::StoreTaken {
                     store: self.store(),
                     state: self.state.display().to_string(),
@@ -229,9 +287,12 @@ impl Opening<'_> {
             _ => {}
         }
         if let Some(owner) = owner.filter(|owner| owner.folder != note.folder) {
-            (self.tell)(&format!(
-                "takes over the records of cluster {} in {}, which {} had; what is only in the \
-                 memory of its node is lost",
+            let lost = match self.wanted.standby {
+                true => "",
+                false => "; what is only in the memory of its node is lost",
+            };
+            (self.told.tell)(&format!(
+                "takes over the records of cluster {} in {}, which {} had{lost}",
                 note.cluster,
                 self.store(),
                 owner.who

@@ -34,6 +34,7 @@ impl Site {
             location: location.expect("a store"),
             cluster: cluster.into(),
             take_over: false,
+            standby: false,
         }
     }
 
@@ -42,7 +43,7 @@ impl Site {
         let settings = self.settings(folder, StoreSetting::Server(wanted));
         let told = std::cell::RefCell::new(String::new());
         let tell = |line: &str| told.borrow_mut().push_str(line);
-        let opened = open_store(&settings, &tell).map_err(|error| error.to_string());
+        let opened = open_store(&settings, Told::of(&tell)).map_err(|error| error.to_string());
         opened.map(|store| (store, told.borrow().clone()))
     }
 }
@@ -97,7 +98,7 @@ fn a_folder_keeps_to_its_store() {
     drop(site.open("a", wanted()).expect("new"));
     let refused = |folder: &str, store: StoreSetting, part: &str| {
         let settings = site.settings(folder, store);
-        let error = open_store(&settings, &|_| ()).err().expect(part);
+        let error = open_store(&settings, Told::of(&|_| ())).err().expect(part);
         let line = error.to_string();
         assert!(line.contains(part) && !line.contains('\n'), "{line}");
     };
@@ -112,7 +113,13 @@ fn a_folder_keeps_to_its_store() {
         StoreSetting::Server(elsewhere),
         "?prefix=bb0 of cluster bb0, not in ",
     );
-    drop(open_store(&site.settings("e", StoreSetting::Embedded), &|_| ()).expect("embedded"));
+    drop(
+        open_store(
+            &site.settings("e", StoreSetting::Embedded),
+            Told::of(&|_| ()),
+        )
+        .expect("embedded"),
+    );
     refused(
         "e",
         StoreSetting::Server(wanted()),

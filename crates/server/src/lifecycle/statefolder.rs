@@ -9,7 +9,7 @@ use forebay_kv::Store;
 use forebay_tiers::make_private;
 
 use crate::base::settings::{ServerStore, Settings, StoreSetting};
-use crate::lifecycle::onserver::Opening;
+use crate::lifecycle::onserver::{Opening, Told};
 use crate::lifecycle::smallfile::{create_small, read_small};
 use crate::lifecycle::storenote::{Standing, StoreNote};
 use crate::starterror::{StartError, failed};
@@ -28,8 +28,8 @@ const MARKER_BYTES_MAX: u64 = 256;
 const LET_GO_WITHIN: Duration = Duration::from_secs(10);
 
 /// The metadata store of a state folder of a version that this Forebay knows; made where there is
-/// none. `tell` hears what is waited for.
-pub fn open_store(settings: &Settings, tell: &dyn Fn(&str)) -> Result<Box<dyn Store>, StartError> {
+/// none.
+pub fn open_store(settings: &Settings, told: Told<'_>) -> Result<Box<dyn Store>, StartError> {
     let state = &*settings.state;
     let shown = state.display().to_string();
     let other_store = |was: &str| StartError::OtherStore {
@@ -56,7 +56,7 @@ pub fn open_store(settings: &Settings, tell: &dyn Fn(&str)) -> Result<Box<dyn St
                 wanted,
                 version: VERSION,
                 server: settings.server,
-                tell,
+                told,
             };
             opening.open()
         }
@@ -75,6 +75,7 @@ pub fn store_of(state: &Path) -> Result<StoreSetting, StartError> {
             location: note.location,
             cluster: note.cluster,
             take_over: false,
+            standby: false,
         })),
         None if state.join(KV).is_dir() => Ok(StoreSetting::Embedded),
         _ => Err(StartError::NoInstance(shown)),
@@ -170,7 +171,7 @@ mod tests {
         let folder = tempfile::tempdir().expect("tempdir");
         let open_store = |state: &Path| {
             let settings = Settings::new("/".into(), None, state.into());
-            super::open_store(&settings, &|_| ())
+            super::open_store(&settings, Told::of(&|_| ()))
         };
         drop(open_store(folder.path()).expect("new"));
         drop(open_store(folder.path()).expect("of this version"));

@@ -5,6 +5,7 @@ use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
+use forebay_kv::Hold;
 use forebay_policy::patience::CLIENT_OF_AWAY_NODE;
 use forebay_types::{Errno, Ino};
 use forebay_wire::{NOT_SENT, OUT_OF_REACH, Recall, Request, Response, Service, UNSETTLED};
@@ -47,6 +48,10 @@ pub(super) struct Common {
     pub(super) followed: AtomicBool,
     /// Up to then clients may believe what an earlier start of the server has shown.
     pub(super) quiet_until: Option<Instant>,
+    /// What may be answered as long as it is valid, where another server may lead.
+    pub(super) hold: OnceLock<Hold>,
+    /// Which files may be had again to be written, where not all may.
+    pub(super) is_kept: OnceLock<Box<IsKept>>,
     /// Whether a data server is away; where there are such.
     pub(super) is_any_away: OnceLock<Box<AnyAway>>,
 }
@@ -54,7 +59,22 @@ pub(super) struct Common {
 /// Whether a data server is away.
 pub(crate) type AnyAway = dyn Fn() -> bool + Send + Sync;
 
+/// Whether a file has lost nothing that was written to it, by its id.
+pub(crate) type IsKept = dyn Fn(Ino) -> bool + Send + Sync;
+
 impl Sessions {
+    /// Nothing is answered once this hold is over: another server may lead by then, and have changed
+    /// what the answer says. It is said once.
+    pub fn answer_while(&self, hold: Hold) {
+        drop(self.common.hold.set(hold));
+    }
+
+    /// The last run was on another node, or in another start of this one: who comes back gets to
+    /// write only what that says of. It is said once.
+    pub fn reopen_only(&self, is_kept: Box<IsKept>) {
+        drop(self.common.is_kept.set(is_kept));
+    }
+
     /// Takes the way to ask whether a data server is away, where there are such. It is said once.
     pub fn nodes_by(&self, is_any_away: Box<AnyAway>) {
         drop(self.common.is_any_away.set(is_any_away));

@@ -3,8 +3,9 @@
 //! Invariants:
 //!
 //! 1. A client whose session has ended is not on record when anybody else is let near what it had.
-//! 2. Nobody may have anything again after the node has started anew: what was not flushed may be
-//!    lost, and no fsync would tell.
+//! 2. Nobody may have anything again after the node has started anew, or on another one, where the
+//!    server had tiers of its own: what was not flushed may be lost, and no fsync would tell. Where
+//!    it had none, this goes for what it wrote to the PFS itself (`Sessions::reopen_only`).
 //! 3. Nor after the time of grace of the first start that did not find it alive: who is silent for
 //!    so long is fenced, restart or not.
 //! 4. While somebody may still come who had locks, nobody else gets one.
@@ -25,6 +26,9 @@ const ALIVE: u64 = u64::MAX;
 /// Added to that time: the client may have pages of before.
 const UNSETTLED: u64 = 1 << 63;
 
+/// Before the boot id of a server that has no tiers of its own.
+const NO_TIERS: &str = "no tiers ";
+
 /// Puts the record where the next run finds it.
 pub type Put = Box<dyn Fn(&[u8]) -> Result<(), String> + Send + Sync>;
 
@@ -41,9 +45,27 @@ struct State {
     pages_until: Option<Instant>,
 }
 
+/// Which start of a server it is.
+pub struct Start {
+    /// The node's own; empty where the kernel does not say.
+    pub boot: String,
+    /// The node has memory or flash of its own: what was not flushed goes with it.
+    pub has_tiers: bool,
+}
+
+impl Start {
+    /// With which the record of this start begins. No boot id has a blank.
+    fn mark(&self) -> String {
+        match self.has_tiers {
+            true => self.boot.clone(),
+            false => format!("{NO_TIERS}{}", self.boot),
+        }
+    }
+}
+
 /// See the module.
 pub struct Lives {
-    boot: String,
+    start: Start,
     state: Mutex<State>,
     /// Somebody may be unsettled.
     unsettled: AtomicBool,
@@ -56,12 +78,14 @@ fn now_s() -> u64 {
 }
 
 impl Lives {
-    /// Reads what the last run has left. `boot` names the node's start.
-    pub fn open(record: Option<&[u8]>, boot: &str, put: Put) -> Lives {
+    /// Reads what the last run has left.
+    pub fn open(record: Option<&[u8]>, start: Start, put: Put) -> Lives {
         let now = now_s();
         // Pages outlive a start of the server's node, too, and the time of grace.
         let unsettled: HashSet<u64> = record.map(unsettled_in).unwrap_or_default();
-        let mut before = record.map(|record| read(record, boot)).unwrap_or_default();
+        let mut before = record
+            .map(|record| read(record, &start))
+            .unwrap_or_default();
         for until in before.values_mut() {
             if *until == ALIVE {
                 *until = now + CLIENTS_RETURN.as_secs();
@@ -69,7 +93,7 @@ impl Lives {
         }
         before.retain(|_, until| *until > now);
         let lives = Lives {
-            boot: boot.to_string(),
+            start,
             unsettled: AtomicBool::new(!unsettled.is_empty()),
             state: Mutex::new(State {
                 unsettled,
@@ -87,7 +111,11 @@ impl Lives {
     /// Nobody, and nothing is kept.
     #[cfg(test)]
     pub fn none() -> Lives {
-        Lives::open(None, "", Box::new(|_| Ok(())))
+        let start = Start {
+            boot: String::new(),
+            has_tiers: true,
+        };
+        Lives::open(None, start, Box::new(|_| Ok(())))
     }
 
     /// A client comes; 0 for one that wants nothing again.
@@ -200,10 +228,10 @@ impl Lives {
 
     fn record(&self, state: &State) {
         // Where the kernel does not name its start, nobody knows what may be lost.
-        if self.boot.is_empty() {
+        if self.start.boot.is_empty() {
             return;
         }
-        let mut record = [self.boot.as_bytes(), b"\n"].concat();
+        let mut record = [self.start.mark().as_bytes(), b"\n"].concat();
         let alive = state.alive.iter().map(|life| (*life, ALIVE));
         let flag = |life: &u64| u64::from(state.unsettled.contains(life)) * UNSETTLED;
         let before = state.before.iter();
@@ -223,11 +251,14 @@ impl Lives {
     }
 }
 
-/// Who may come, and until when, of the node's start `boot`.
-fn read(record: &[u8], boot: &str) -> HashMap<u64, u64> {
-    let mark = [boot.as_bytes(), b"\n"].concat();
-    let is_known = !boot.is_empty() && record.starts_with(&mark);
-    let known = entries(record).filter(|_| is_known);
+/// Who may come, and until when. After a start of the node nobody may, unless neither it nor the node
+/// of before had tiers: then those who were alive. Until when others might have come, that node's
+/// clock would have to say.
+fn read(record: &[u8], start: &Start) -> HashMap<u64, u64> {
+    let mark = [start.mark().as_bytes(), b"\n"].concat();
+    let is_known = !start.boot.is_empty() && record.starts_with(&mark);
+    let lost_nothing = !start.has_tiers && record.starts_with(NO_TIERS.as_bytes());
+    let known = entries(record).filter(|(_, until)| is_known || (lost_nothing && *until == ALIVE));
     let until = |until| match until {
         ALIVE => ALIVE,
         until => until & !UNSETTLED,
@@ -263,7 +294,36 @@ mod tests {
             *kept.lock() = record.to_vec();
             Ok(())
         };
-        Lives::open(Some(&record), boot, Box::new(put))
+        Lives::open(Some(&record), start(boot), Box::new(put))
+    }
+
+    fn start(boot: &str) -> Start {
+        Start {
+            boot: boot.into(),
+            has_tiers: !boot.starts_with("bare"),
+        }
+    }
+
+    #[test]
+    fn without_tiers_who_was_alive_may_reclaim_on_another_node() {
+        let kept = Kept::default();
+        let first = run(&kept, "bare-1");
+        first.begin(1);
+        first.begin(2);
+        let other = run(&kept, "bare-2");
+        assert!(other.may_reclaim(1) && other.may_reclaim(2));
+        other.reclaimed(1);
+        other.begin(3);
+        // Who has not come back there has no time on this node's clock.
+        let back = run(&kept, "bare-1");
+        let may = [1, 2, 3].map(|life| back.may_reclaim(life));
+        assert_eq!(may, [false, false, true]);
+        back.reclaimed(3);
+        back.begin(4);
+        assert!(!run(&kept, "boot-1").may_reclaim(4), "now it has tiers");
+        let kept = Kept::default();
+        run(&kept, "boot-1").begin(5);
+        assert!(!run(&kept, "bare-2").may_reclaim(5), "it had tiers");
     }
 
     #[test]
@@ -300,7 +360,7 @@ mod tests {
         let kept = Kept::default();
         run(&kept, "boot").begin(1);
         run(&kept, "boot");
-        let until = read(&kept.lock(), "boot")[&1];
+        let until = read(&kept.lock(), &start("boot"))[&1];
         assert!(
             until <= now_s() + CLIENTS_RETURN.as_secs(),
             "it is on record until then"
@@ -363,7 +423,7 @@ mod tests {
             }
             false => Err("full".to_string()),
         };
-        Lives::open(None, "boot", Box::new(put)).begin(2);
+        Lives::open(None, start("boot"), Box::new(put)).begin(2);
         assert!(!run(&kept, "boot").may_reclaim(1));
         let unknown = run(&kept, "");
         unknown.begin(3);

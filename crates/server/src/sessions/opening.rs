@@ -104,6 +104,17 @@ impl Session {
             && !self.common.lives.are_settled(self.life)
     }
 
+    /// Whether a client wants to have a file again to write it, of which the node that the server was
+    /// on before may have lost something that was not flushed. No fsync would tell.
+    pub(super) fn is_lost(&self, request: &Request) -> bool {
+        let Request::Open { ino, flags, .. } = request else {
+            return false;
+        };
+        let is_kept = self.common.is_kept.get();
+        let is_again = flags.writes() && self.reclaims.load(Ordering::Acquire);
+        is_again && is_kept.is_some_and(|is_kept| !is_kept(*ino))
+    }
+
     /// Before the server opens a file to be read by a client that may keep pages: the file.
     pub(super) fn begin_open(&self, request: &Request) -> Option<Ino> {
         match request {

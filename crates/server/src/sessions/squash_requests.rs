@@ -271,7 +271,10 @@ impl Case {
             },
             Request::Release { handle },
             Request::ReleaseMany(vec![handle]),
-            Request::Object(ObjectCall::Begin { instance: [3; 16] }),
+            Request::Object(ObjectCall::Begin {
+                instance: [3; 16],
+                epoch: 1,
+            }),
             Request::Read {
                 handle,
                 offset: 0,

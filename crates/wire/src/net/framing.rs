@@ -38,12 +38,17 @@ pub(crate) enum NetError {
     Late,
     #[error("the other side does not keep to the protocol: {0}")]
     Protocol(&'static str),
+    #[error("this server may not answer any more")]
+    Unanswerable,
 }
 
 impl NetError {
     /// Whether the other side has done something that no honest peer does, over a sound network.
     pub fn is_fault(&self) -> bool {
-        !matches!(self, NetError::Io(_) | NetError::Closed)
+        !matches!(
+            self,
+            NetError::Io(_) | NetError::Closed | NetError::Unanswerable
+        )
     }
 }
 

@@ -15,6 +15,12 @@ pub trait Host: Send + Sync {
     /// A number that is another one after each start: nothing from before is taken for what is now.
     fn epoch(&self) -> u64;
 
+    /// Whether what the host says counts. Where it does not, nobody is answered: the client asks
+    /// elsewhere.
+    fn may_answer(&self) -> bool {
+        true
+    }
+
     /// A client has come. An error is told to the client, which does not get in. May block.
     fn begin(&self, facts: &ClientFacts) -> Result<Arc<dyn Guest>, Errno>;
 }

@@ -45,6 +45,7 @@ mod rights;
 mod sentences;
 mod space;
 mod squash;
+mod standby;
 mod stopping;
 mod stores;
 mod thin_flash;

@@ -1,27 +1,19 @@
 //! Who leads: one key with a lease, which only one holder can create.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use super::Names;
 use super::client::Client;
 use super::messages::{Compare, PutRequest, Request, RequestOp, TxnRequest};
-use super::{Names, open_as};
+use crate::Error;
 use crate::remote::hold::{Hold, Keeper};
-use crate::remote::{Location, Options, boottime};
-use crate::{Error, Store};
-
-/// How often a standby looks whether the leader has gone.
-const LOOK: Duration = Duration::from_millis(500);
+use crate::remote::{Location, Options, TakeOver, boottime};
 
 /// This process leads the store of a cluster, as long as its lease is valid.
 ///
 /// The store needs nobody to look at the lease: each commit is refused by etcd once the lease has
-/// gone. What is changed elsewhere, as on the PFS, is to be changed only before
-/// [`valid_until`](Leadership::valid_until).
-#[derive(Clone)]
-pub struct Leadership(pub(super) Arc<Lead>);
-
+/// gone. What is changed elsewhere, as on the PFS, is to be changed only while the hold is valid.
 pub(super) struct Lead {
     pub(super) client: Arc<Client>,
     pub(super) names: Names,
@@ -32,50 +24,41 @@ pub(super) struct Lead {
     keeper: Keeper,
 }
 
-impl Leadership {
-    /// Waits until nobody leads the store that an `etcd://` URL names, and leads it. `Ok(None)` if
-    /// `give_up` became true before that. With [`Options::take_over`] it waits for nobody.
+/// Somebody who waits for the leader of a store to go, and changes nothing.
+pub struct Onlooker {
+    client: Arc<Client>,
+    names: Names,
+}
+
+impl Onlooker {
+    /// Of the store in etcd that a location names.
     ///
     /// # Errors
     ///
-    /// A URL of another kind; etcd cannot be reached.
-    pub fn campaign(
-        url: &str,
-        options: &Options,
-        give_up: &AtomicBool,
-    ) -> Result<Option<Leadership>, Error> {
-        let Location::Etcd { members, prefix } = Location::parse(url)? else {
+    /// [`Error::Setup`] for a store of another kind, which has no leader.
+    pub fn new(location: &Location, patience: Duration) -> Result<Onlooker, Error> {
+        let Location::Etcd { members, prefix } = location else {
             return Err(Error::Setup("only a store in etcd has a leader".into()));
         };
-        let client = Client::new(&members, options.patience)?;
-        let names = Names::new(&prefix);
-        while !give_up.load(Ordering::SeqCst) {
-            match lead(&client, &names, options) {
-                Err(Error::InUse(_)) => std::thread::sleep(LOOK),
-                other => return other.map(Some),
-            }
-        }
-        Ok(None)
+        Ok(Onlooker {
+            client: Client::new(members, patience)?,
+            names: Names::new(prefix),
+        })
     }
 
-    /// The time since boot (`CLOCK_BOOTTIME`) until which nobody else can lead, unless a person
-    /// orders it with [`Options::take_over`]; zero once the lease has gone.
-    pub fn valid_until(&self) -> Duration {
-        self.0.hold.valid_until()
-    }
-
-    /// Nobody else can lead at this moment.
-    pub fn is_valid(&self) -> bool {
-        self.0.hold.is_valid()
-    }
-
-    /// Opens the store. Leadership is given back when the store is dropped.
+    /// Who leads, as the leader calls itself; `None` if nobody does.
     ///
     /// # Errors
     ///
-    /// [`Error::Lost`] if the lease has gone; etcd cannot be reached.
-    pub fn open(&self, options: &Options) -> Result<Box<dyn Store>, Error> {
-        open_as(self.clone(), options)
+    /// etcd cannot be reached.
+    pub fn leader(&self) -> Result<Option<String>, Error> {
+        let mut answer = self.client.txn(TxnRequest {
+            compare: Vec::new(),
+            success: vec![RequestOp::get(self.names.leader.clone(), 0)],
+            failure: Vec::new(),
+        })?;
+        let leader = answer.take(0);
+        Ok(leader.map(|leader| String::from_utf8_lossy(&leader.value).into_owned()))
     }
 }
 
@@ -110,7 +93,7 @@ pub(super) fn lead(
     client: &Arc<Client>,
     names: &Names,
     options: &Options,
-) -> Result<Leadership, Error> {
+) -> Result<Arc<Lead>, Error> {
     let sent = boottime::now();
     let granted = client.grant(
         options
@@ -142,14 +125,14 @@ pub(super) fn lead(
             Ok(ttl > 0)
         })?
     };
-    Ok(Leadership(Arc::new(Lead {
+    Ok(Arc::new(Lead {
         client: client.clone(),
         names: names.clone(),
         lease: granted.id,
         term,
         hold,
         keeper,
-    })))
+    }))
 }
 
 fn seconds(ttl: i64) -> Duration {
@@ -173,10 +156,15 @@ fn take_key(client: &Client, names: &Names, lease: i64, options: &Options) -> Re
             return Ok(answer.revision());
         }
         match answer.take(0) {
-            Some(leader) if options.take_over => client.revoke(leader.lease)?,
             Some(leader) => {
                 let holder = String::from_utf8_lossy(&leader.value).into_owned();
-                return Err(Error::InUse(Some(holder)));
+                match &options.take_over {
+                    TakeOver::Anybody => {}
+                    TakeOver::From(from) if *from == holder => {}
+                    _ => return Err(Error::InUse(Some(holder))),
+                }
+                // This lease, and no later one: another may lead by now.
+                client.revoke(leader.lease)?;
             }
             None => return Err(Error::Corrupt("etcd has refused without a reason".into())),
         }

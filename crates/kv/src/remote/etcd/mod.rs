@@ -2,7 +2,7 @@
 //!
 //! | key (all begin with `PREFIX/`) | what it is |
 //! | --- | --- |
-//! | `leader` | the holder, under its lease: see [`Leadership`] |
+//! | `leader` | the holder, under its lease: see [`lead`] |
 //! | `mark` | the holder, and how many groups have taken effect: [`Mark`] |
 //! | `d/KEY` | the map |
 //! | `journal`, `part/N` | a group that is too large for one transaction: see [`large`] |
@@ -30,7 +30,7 @@ mod messages;
 
 use client::Client;
 use large::{ENTRIES_MAX, Overlay, PART_BYTES, Pending};
-pub use lead::Leadership;
+pub use lead::Onlooker;
 use lead::{Lead, lead};
 use messages::{Compare, RangeRequest, RequestOp, TxnRequest, TxnResponse};
 
@@ -48,13 +48,8 @@ pub(super) fn open(
     options: &Options,
 ) -> Result<Box<dyn Store>, Error> {
     let client = Client::new(members, options.patience)?;
-    open_as(lead(&client, &Names::new(prefix), options)?, options)
-}
-
-/// Opens the store as its leader.
-fn open_as(leadership: Leadership, options: &Options) -> Result<Box<dyn Store>, Error> {
     let etcd = Etcd {
-        lead: leadership.0,
+        lead: lead(&client, &Names::new(prefix), options)?,
         pending: RwLock::default(),
         seen: AtomicI64::new(0),
         settled: AtomicI64::new(0),

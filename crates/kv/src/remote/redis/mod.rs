@@ -20,7 +20,7 @@ use super::hold::{Hold, Keeper};
 use super::mark::Mark;
 use super::plan::Plan;
 use super::store::Remote;
-use super::{Options, boottime};
+use super::{Options, TakeOver, boottime};
 use crate::{Entry, Error, Store, range};
 
 mod durability;
@@ -124,7 +124,11 @@ fn take(links: &Links, names: &Names, hold: &Hold, options: &Options) -> Result<
             call.arg(milliseconds(options.lease));
             call.arg(held.as_deref().unwrap_or_default());
             call.arg(&mark.encode()[..]);
-            call.arg(if options.take_over { "1" } else { "0" });
+            call.arg(match &options.take_over {
+                TakeOver::Never => String::new(),
+                TakeOver::From(holder) => format!("{holder} "),
+                TakeOver::Anybody => "*".into(),
+            });
         })?;
         match word(&took)? {
             "done" => {

@@ -20,6 +20,8 @@ use crate::{Carried, Connection, NOT_SENT, Reply, Request, Response};
 const BACKOFF_MIN: Duration = Duration::from_millis(100);
 /// Longest.
 const BACKOFF_MAX: Duration = Duration::from_secs(5);
+/// Between two looks whether another server leads.
+const ELSEWHERE: Duration = Duration::from_millis(300);
 /// For how long what one link of a Unix socket has heard may be on its way over the others.
 const LAST_WORDS: Duration = Duration::from_millis(250);
 
@@ -183,6 +185,10 @@ impl NetConnection {
         for index in 0..shared.links.len() {
             let shared = shared.clone();
             connection.spawn(format!("fb-link-{index}"), move || keep(&shared, index))?;
+        }
+        if !shared.config.elsewhere.is_empty() {
+            let shared = shared.clone();
+            connection.spawn("fb-elsewhere".to_string(), move || look_elsewhere(&shared))?;
         }
         connection.spawn("fb-lease".to_string(), move || watch_lease(&shared))?;
         Ok(connection)
@@ -389,6 +395,14 @@ impl Shared {
         (self.lease - self.lease / 8).saturating_sub(passed)
     }
 
+    /// No link is up, or nothing is heard although a sign of life is due.
+    fn is_silent(&self) -> bool {
+        let mut links = self.links.iter();
+        let is_down = links.all(|link| !link.down_for().is_zero());
+        let heard = self.lease - self.lease / 8 - self.lease_left();
+        is_down || heard > self.lease / 4 + self.lease / 16
+    }
+
     /// No call waits any more, and none comes.
     fn end(&self, errno: Errno) {
         self.slots.end(errno);
@@ -490,6 +504,37 @@ fn connect_link(shared: &Shared, index: usize, attempts: u32) -> Result<(), Conn
         shared.slots.give_back(slot);
     }
     Ok(())
+}
+
+/// While the server is silent, asks others whether one of them leads by now: that one does not know
+/// the session, and had a later start. Its answer comes long before the lease ends.
+fn look_elsewhere(shared: &Shared) {
+    let attempt = |server: &Server| {
+        let join = Some(shared.attached.session);
+        let attach = attach_of(&shared.config, shared.client, join, 0);
+        dial(&shared.config, server, attach, shared)
+    };
+    let servers = shared.config.elsewhere.iter().copied().map(Server::Tcp);
+    let servers: Vec<Server> = servers.collect();
+    for server in servers.iter().cycle() {
+        {
+            let mut status = shared.status.lock();
+            if status.closed || status.lost.is_some() {
+                return;
+            }
+            shared.over.wait_for(&mut status, ELSEWHERE);
+        }
+        if !shared.is_silent() {
+            continue;
+        }
+        match attempt(server) {
+            Err(ConnectError::Forgotten { epoch, .. }) if epoch > shared.attached.epoch => {
+                return shared.lose(Lost::Restarted { epoch });
+            }
+            // Nobody listens there, as long as that one does not lead.
+            Ok(_) | Err(_) => {}
+        }
+    }
 }
 
 fn watch_lease(shared: &Shared) {

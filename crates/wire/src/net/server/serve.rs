@@ -42,7 +42,7 @@ pub(crate) fn receive(core: &Arc<Core>, link: &Arc<Link>) -> Then {
     }
     let then = match link.receive(&core.buffers) {
         Ok(Some(Arrived::Call(call))) => return arrived(core, link, call),
-        Ok(Some(Arrived::Ping(clock))) => link.send(Frame::of(ToClient::Pong(clock))),
+        Ok(Some(Arrived::Ping(clock))) => say(core, link, Frame::of(ToClient::Pong(clock))),
         Ok(Some(Arrived::Bye)) => {
             act(core, &link.session, link.session.end());
             return Then::Nothing;
@@ -77,7 +77,7 @@ fn arrived(core: &Arc<Core>, link: &Arc<Link>, call: Box<Call>) -> Then {
     let refused = match session.slots.begin(call.ticket, repeatable) {
         Turn::Run => return take_turn(core, link, call),
         Turn::Answered(response) => {
-            let sent = link.send(reply_of(link, &call, response.into(), None));
+            let sent = say(core, link, reply_of(link, &call, response.into(), None));
             sent.and_then(|()| Ok(link.arm()?)).err()
         }
         Turn::Late => Some(NetError::Late),
@@ -131,7 +131,8 @@ fn listen(core: &Arc<Core>, link: &Arc<Link>, call: Box<Call>, followed: (u64, b
         Box::new(move |response: Response| {
             let session = &link.session;
             session.slots.finish(call.ticket, None);
-            if let Err(error) = link.send(reply_of(&link, &call, response.into(), None)) {
+            let reply = reply_of(&link, &call, response.into(), None);
+            if let Err(error) = say(&core, &link, reply) {
                 close(&core, &link, &error);
             }
             act(&core, session, session.finish(&link, true));
@@ -155,6 +156,8 @@ pub(crate) fn run(core: &Arc<Core>, link: &Arc<Link>, call: Call) {
     let session = &link.session;
     let mut into = Buffers::take(&core.buffers, call.room);
     let reply = match call.request.check() {
+        // Another server may have run it by now; it is not answered.
+        Ok(()) if !core.host.may_answer() => Errno::EIO.into(),
         Ok(()) => handle(session, link, &call, &mut into),
         Err(errno) => errno.into(),
     };
@@ -174,10 +177,19 @@ pub(crate) fn run(core: &Arc<Core>, link: &Arc<Link>, call: Call) {
         }
         _ => reply_of(link, &call, reply, None),
     };
-    if let Err(error) = link.send(frame) {
+    if let Err(error) = say(core, link, frame) {
         close(core, link, &error);
     }
     act(core, session, session.finish(link, false));
+}
+
+/// Sends what the host vouches for. Whether it may is asked after the request has run: then it was
+/// so while the request ran, too.
+fn say(core: &Core, link: &Link, frame: Frame) -> Result<(), NetError> {
+    match core.host.may_answer() {
+        true => link.send(frame),
+        false => Err(NetError::Unanswerable),
+    }
 }
 
 /// Stops in order: lets nothing begin, waits for what runs, and tells the clients what has not run
@@ -321,7 +333,7 @@ fn attach(core: &Arc<Core>, link: &Arc<Link>) {
         lease_ms: core.lease.as_millis() as u64,
         rate: core.rate,
     };
-    if let Err(error) = link.send(Frame::of(ToClient::Attached(attached))) {
+    if let Err(error) = say(core, link, Frame::of(ToClient::Attached(attached))) {
         close(core, link, &error);
     }
 }

@@ -1,0 +1,50 @@
+//! Whose objects a metadata server wants, and by what right.
+
+use std::io;
+use std::sync::Arc;
+
+use forebay_wire::{OUT_OF_REACH, ObjectCall, Request};
+
+/// Whose objects a metadata server wants, and by what right.
+///
+/// Several metadata servers may have been started with the same records, one after the other, and
+/// one of before may not know that it was replaced. Data servers go with the latest start.
+#[derive(Clone)]
+pub struct Claim {
+    instance: [u8; 16],
+    epoch: u32,
+    may: Arc<dyn Fn() -> bool + Send + Sync>,
+}
+
+impl Claim {
+    /// Of the start of this number of an instance: a later start has a higher one.
+    pub fn new(instance: [u8; 16], epoch: u32) -> Claim {
+        Claim {
+            instance,
+            epoch,
+            may: Arc::new(|| true),
+        }
+    }
+
+    /// Takes data servers from others only while that says so.
+    pub fn only_while(self, may: impl Fn() -> bool + Send + Sync + 'static) -> Claim {
+        Claim {
+            may: Arc::new(may),
+            ..self
+        }
+    }
+
+    /// Whose objects.
+    pub fn instance(&self) -> [u8; 16] {
+        self.instance
+    }
+
+    /// What begins a session.
+    pub(crate) fn begin(&self) -> io::Result<Request> {
+        if !(self.may)() {
+            return Err(OUT_OF_REACH.into());
+        }
+        let (instance, epoch) = (self.instance, self.epoch);
+        Ok(Request::Object(ObjectCall::Begin { instance, epoch }))
+    }
+}
