@@ -22,8 +22,8 @@ use crate::up::supervisor::Supervisor;
 use crate::up::{resources, start_planned, tiers};
 use crate::usage;
 
-/// So long a metadata server waits at its start for a data server that does not answer, where another
-/// takes over by itself: mounts wait for it. One that comes later is taken in then.
+/// So long a metadata server waits at its start for a data server that does not answer, where
+/// another takes over by itself: mounts wait for it. One that comes later is taken in then.
 const STANDBY_PATIENCE: Duration = Duration::from_secs(3);
 
 /// Serves a burst buffer to the mounts of many nodes
@@ -60,7 +60,7 @@ pub struct ServerArgs {
     /// state folder is newer than this one (stores on a server only)
     #[arg(long)]
     take_over: bool,
-    /// Return when it serves, or stands by; log to STATE/forebay.log, process id in STATE/forebay.pid
+    /// Return when it serves, or stands by; log in STATE/forebay.log, process id in forebay.pid
     #[arg(long)]
     detach: bool,
     /// Set by --detach for the process that stays.

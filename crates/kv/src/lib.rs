@@ -133,8 +133,8 @@ pub trait Store: Send + Sync {
         None
     }
 
-    /// Of a store on a server: the hold is over, and whoever opens the store next need not wait. To be
-    /// called when nothing is committed any more. A store that is dropped does the same.
+    /// Of a store on a server: the hold is over, and whoever opens the store next need not wait. To
+    /// be called when nothing is committed any more. A store that is dropped does the same.
     fn release(&self) {}
 }
 

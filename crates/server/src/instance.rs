@@ -442,8 +442,8 @@ impl Instance {
         summary
     }
 
-    /// After [`Instance::stop`], as the last of all: who starts next with these records need not wait
-    /// until the hold on them is over.
+    /// After [`Instance::stop`], as the last of all: who starts next with these records need not
+    /// wait until the hold on them is over.
     pub fn release(&self) {
         if !self.rooms.base.life().is_broken() {
             self.rooms.base.ns().release_store();

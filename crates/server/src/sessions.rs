@@ -447,23 +447,6 @@ impl Sessions {
         }
     }
 
-    /// What clients had open when the server stopped in order; and whether others, who have not
-    /// come back since an earlier stop, may have more.
-    pub fn open_at_the_end(&self) -> (HashSet<Ino>, bool) {
-        let open = self.common.open_at_the_end.lock().clone();
-        (open, self.common.lives.are_awaited())
-    }
-
-    /// Clients are fenced that are silent for so long.
-    pub fn lease(&self, lease: Duration) {
-        self.common.lives.lease(lease);
-    }
-
-    /// The server stops in order: who is here may have again what it has when the next one starts.
-    pub fn stop(&self) {
-        self.common.lives.stop();
-    }
-
     /// From here on, whatever root of a client's node asks for over the network is done as nobody,
     /// by the rights that this tree gives. It is said once.
     pub fn squash_root(&self, tree: Arc<dyn Tree>) {

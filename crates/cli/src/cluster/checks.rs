@@ -205,9 +205,9 @@ impl<'a> Checks<'a> {
         Ok(servers)
     }
 
-    /// Of several servers with the role metadata one leads, and the others stand by. Each must be able
-    /// to go on where another stopped: with the records of a store that says who leads, and without
-    /// what only the other's node has.
+    /// Of several servers with the role metadata one leads, and the others stand by. Each must be
+    /// able to go on where another stopped: with the records of a store that says who leads, and
+    /// without what only the other's node has.
     pub fn standbys(
         &self,
         written: &Written,

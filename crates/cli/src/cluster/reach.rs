@@ -24,8 +24,8 @@ impl Cluster {
     }
 }
 
-/// Connects to the server that leads. All are asked at the same time: of those that do not lead, one
-/// whose node is dead would be waited for.
+/// Connects to the server that leads. All are asked at the same time: of those that do not lead,
+/// one whose node is dead would be waited for.
 ///
 /// # Errors
 /// One line for a person.

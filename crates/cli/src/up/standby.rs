@@ -62,8 +62,8 @@ struct Waiting {
 }
 
 impl<'a, 'b> Standby<'a, 'b> {
-    /// One that does not stand by yet. `announce` is for the first line: that it stands by, or that it
-    /// serves.
+    /// One that does not stand by yet. `announce` is for the first line: that it stands by, or that
+    /// it serves.
     pub fn new(
         plan: &'a Plan,
         front: &'a dyn Front,

@@ -7,8 +7,8 @@
 //!
 //! 1. A folder that has never had a store takes the records of its cluster, if nobody holds them.
 //! 2. A folder that had them and finds that another has taken them has nothing to say any more: its
-//!    memory is out of date. Only a person brings it back (`take_over`). A server without tiers of its own has
-//!    no memory: where others may lead as well (`standby`), any folder takes the records.
+//!    memory is out of date. Only a person brings it back (`take_over`). A server without tiers of
+//!    its own has no memory: where others may lead as well (`standby`), any folder takes them.
 //! 3. The folder's note is on disk before the store names the folder: a start that is cut short in
 //!    between goes on with the next.
 

@@ -63,8 +63,25 @@ pub(crate) type AnyAway = dyn Fn() -> bool + Send + Sync;
 pub(crate) type IsKept = dyn Fn(Ino) -> bool + Send + Sync;
 
 impl Sessions {
-    /// Nothing is answered once this hold is over: another server may lead by then, and have changed
-    /// what the answer says. It is said once.
+    /// What clients had open when the server stopped in order; and whether others, who have not
+    /// come back since an earlier stop, may have more.
+    pub fn open_at_the_end(&self) -> (HashSet<Ino>, bool) {
+        let open = self.common.open_at_the_end.lock().clone();
+        (open, self.common.lives.are_awaited())
+    }
+
+    /// Clients are fenced that are silent for so long.
+    pub fn lease(&self, lease: Duration) {
+        self.common.lives.lease(lease);
+    }
+
+    /// The server stops in order: who is here may have again what it has when the next one starts.
+    pub fn stop(&self) {
+        self.common.lives.stop();
+    }
+
+    /// Nothing is answered once this hold is over: another server may lead by then, and have
+    /// changed what the answer says. It is said once.
     pub fn answer_while(&self, hold: Hold) {
         drop(self.common.hold.set(hold));
     }

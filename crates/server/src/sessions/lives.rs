@@ -251,9 +251,9 @@ impl Lives {
     }
 }
 
-/// Who may come, and until when. After a start of the node nobody may, unless neither it nor the node
-/// of before had tiers: then those who were alive. Until when others might have come, that node's
-/// clock would have to say.
+/// Who may come, and until when. After a start of the node nobody may, unless neither it nor the
+/// node of before had tiers: then those who were alive. Until when others might have come, that
+/// node's clock would have to say.
 fn read(record: &[u8], start: &Start) -> HashMap<u64, u64> {
     let mark = [start.mark().as_bytes(), b"\n"].concat();
     let is_known = !start.boot.is_empty() && record.starts_with(&mark);

@@ -104,8 +104,8 @@ impl Session {
             && !self.common.lives.are_settled(self.life)
     }
 
-    /// Whether a client wants to have a file again to write it, of which the node that the server was
-    /// on before may have lost something that was not flushed. No fsync would tell.
+    /// Whether a client wants to have a file again to write it, of which the node that the server
+    /// was on before may have lost something that was not flushed. No fsync would tell.
     pub(super) fn is_lost(&self, request: &Request) -> bool {
         let Request::Open { ino, flags, .. } = request else {
             return false;

@@ -18,8 +18,8 @@ pub(super) fn log_of(which: usize) -> String {
 }
 
 impl Fleet {
-    /// So many nodes with a mount and a data server each, and two nodes with a metadata server each.
-    /// Data servers run; no metadata server does, and nothing is mounted.
+    /// So many nodes with a mount and a data server each, and two nodes with a metadata server
+    /// each. Data servers run; no metadata server does, and nothing is mounted.
     #[track_caller]
     pub fn with_standby(nodes: usize, cluster: &str, config: &str) -> Fleet {
         let mut fleet = Fleet::prepare(nodes, nodes + 3, "", config);
@@ -63,8 +63,8 @@ impl Fleet {
         self.log(&log_of(which))
     }
 
-    /// Starts a metadata server, and waits until it serves or stands by. Each has a node of its own,
-    /// that was started at a time of its own.
+    /// Starts a metadata server, and waits until it serves or stands by. Each has a node of its
+    /// own, that was started at a time of its own.
     #[track_caller]
     pub fn start_metadata(&mut self, which: usize) {
         let config = self.config();
@@ -103,8 +103,8 @@ impl Fleet {
         wait_bounded(&mut child, LONG)?.code()
     }
 
-    /// What `forebay status --json` says on the node of a metadata server; nothing while it does not
-    /// answer.
+    /// What `forebay status --json` says on the node of a metadata server; nothing while it does
+    /// not answer.
     pub fn metadata_status(&self, which: usize) -> Option<serde_json::Value> {
         let state = self.metadata_state(which);
         let args: [&OsStr; 4] = [

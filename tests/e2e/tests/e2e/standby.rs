@@ -13,8 +13,8 @@ use forebay_testkit::{
 use rustix::process::Signal;
 
 const KIB: usize = 1 << 10;
-/// After so long a standby serves programs again. A machine that other people build on is given more
-/// than a quiet one needs.
+/// After so long a standby serves programs again. A machine that other people build on is given
+/// more than a quiet one needs.
 const WITHIN: Duration = Duration::from_secs(15);
 const LAZY: &str = "[demotion]\nidle = false\nretry_after = \"100ms\"";
 

@@ -16,8 +16,8 @@ use crate::frame::PROTOCOL_VERSION;
 pub struct NetConfig {
     /// The server's addresses; links are spread over them.
     pub addresses: Vec<SocketAddr>,
-    /// Addresses of other servers that may lead in this one's place. Only whether one of them does is
-    /// asked there, while this one is silent: a session is with one server.
+    /// Addresses of other servers that may lead in this one's place. Only whether one of them does
+    /// is asked there, while this one is silent: a session is with one server.
     pub elsewhere: Vec<SocketAddr>,
     /// The server's socket on this machine. Where it answers, all links go there, and replies may
     /// carry descriptors.
