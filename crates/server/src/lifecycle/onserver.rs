@@ -26,6 +26,9 @@ use crate::starterror::{StartError, failed};
 
 /// The first record of all.
 const OWNER: &[u8] = b"c/owner";
+/// Where another server takes over by itself a hold ends sooner: programs wait for that. It is longer
+/// than an election in etcd takes, and than the store's patience.
+const STANDBY_LEASE: Duration = Duration::from_secs(8);
 const LOOK: Duration = Duration::from_millis(200);
 
 /// Whose the records are.
@@ -141,6 +144,9 @@ impl Opening<'_> {
             holder: self.holder(note),
             ..Options::default()
         };
+        if self.wanted.standby {
+            options.lease = STANDBY_LEASE;
+        }
         let (begun, mut told) = (Instant::now(), None);
         let mut wait = |what: &'static str, line: String| {
             if told.replace(what) != Some(what) {
@@ -155,7 +161,8 @@ impl Opening<'_> {
             let error = match self.wanted.location.open(&options) {
                 Ok(opened) => {
                     if let Some(holder) = taken_from {
-                        self.wait_out(&holder, options.lease);
+                        // It may have been started with another lease.
+                        self.wait_out(&holder, options.lease.max(Options::default().lease));
                     }
                     return Ok(opened);
                 }

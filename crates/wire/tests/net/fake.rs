@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::fs::File;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use forebay_types::{Errno, Handle, Ino, OpenFlags};
@@ -44,6 +44,8 @@ pub struct World {
     pub listened: Mutex<Vec<u64>>,
     /// Who listens, of each guest.
     pub guests: Mutex<Vec<Arc<Mutex<Vec<Answer>>>>>,
+    /// Nobody may be answered.
+    pub is_mute: AtomicBool,
     /// What `begin` answers.
     pub refuses: Option<Errno>,
 }
@@ -86,6 +88,10 @@ struct FakeGuest(Arc<World>, Arc<Mutex<Vec<Answer>>>);
 impl Host for FakeHost {
     fn epoch(&self) -> u64 {
         self.0.epoch
+    }
+
+    fn may_answer(&self) -> bool {
+        !self.0.is_mute.load(Ordering::SeqCst)
     }
 
     fn begin(&self, facts: &ClientFacts) -> Result<Arc<dyn Guest>, Errno> {

@@ -230,3 +230,58 @@ fn a_command_is_no_client_and_ends_with_its_socket() {
     drop(server);
     assert!(view.status().is_none());
 }
+
+#[test]
+fn who_leads_elsewhere_is_found_while_the_server_is_silent() {
+    let leads = |epoch| {
+        let world = World {
+            epoch,
+            ..World::default()
+        };
+        let mut settings = config();
+        settings.lease = Duration::from_secs(600);
+        serve(settings, &Arc::new(world))
+    };
+    let (own, before, after) = (leads(5), leads(4), leads(9));
+    let proxy = Proxy::new(own.addresses()[0], 1);
+    let elsewhere = Proxy::new(before.addresses()[0], 1);
+    let mut settings = client_of(&own);
+    settings.addresses = vec![proxy.address];
+    settings.elsewhere = vec![elsewhere.address];
+    let client = connect(settings);
+    assert_eq!(plain(&client, count(1)), Ok(Response::Done));
+    std::thread::sleep(Duration::from_secs(1));
+    assert_eq!(before.status().refused, [], "its own server is asked first");
+    proxy.refuse(true);
+    proxy.cut();
+    // One of an earlier start says nothing about this session.
+    std::thread::sleep(Duration::from_secs(1));
+    assert_eq!(client.lost(), None);
+    elsewhere.retarget(after.addresses()[0]);
+    until("the other one is found", || {
+        client.lost() == Some(Lost::Restarted { epoch: 9 })
+    });
+}
+
+#[test]
+fn who_may_not_answer_runs_nothing_more_and_says_nothing() {
+    let (world, _server, _proxy, client) = held(LONG_LEASE);
+    let under_way = || world.running.load(Ordering::SeqCst) == 1;
+    std::thread::scope(|scope| {
+        let before = scope.spawn(|| plain(&client, counted_behind(1)));
+        until("it has begun", under_way);
+        world.is_mute.store(true, Ordering::SeqCst);
+        let after = scope.spawn(|| plain(&client, count(2)));
+        world.open(1);
+        until("it has run", || !under_way());
+        std::thread::sleep(Duration::from_millis(500));
+        assert!(!before.is_finished() && !after.is_finished(), "answered");
+        assert_eq!((world.times(1), world.times(2)), (1, 0));
+        world.is_mute.store(false, Ordering::SeqCst);
+        // Asked again over new sockets; the first one is answered from memory.
+        for caller in [before, after] {
+            assert!(caller.join().expect("caller").is_ok());
+        }
+    });
+    assert_eq!(world.times(1), 1);
+}

@@ -154,10 +154,14 @@ fn arm(core: &Arc<Core>, link: &Arc<Link>) {
 /// Runs a request, remembers its reply, and sends it.
 pub(crate) fn run(core: &Arc<Core>, link: &Arc<Link>, call: Call) {
     let session = &link.session;
+    if !core.host.may_answer() {
+        // Another server may have run it by now.
+        session.slots.forget(call.ticket);
+        close(core, link, &NetError::Unanswerable);
+        return act(core, session, session.finish(link, false));
+    }
     let mut into = Buffers::take(&core.buffers, call.room);
     let reply = match call.request.check() {
-        // Another server may have run it by now; it is not answered.
-        Ok(()) if !core.host.may_answer() => Errno::EIO.into(),
         Ok(()) => handle(session, link, &call, &mut into),
         Err(errno) => errno.into(),
     };

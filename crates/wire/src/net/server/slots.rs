@@ -78,6 +78,13 @@ impl Slots {
         slot.under_way = false;
         slot.remembered = remembered;
     }
+
+    /// The request has not run, and may come again.
+    pub fn forget(&self, ticket: Ticket) {
+        let mut slot = self.0[usize::from(ticket.slot)].lock();
+        slot.under_way = false;
+        slot.last = slot.last.min(ticket.number.saturating_sub(1));
+    }
 }
 
 #[cfg(test)]
@@ -121,6 +128,10 @@ mod tests {
         );
         slots.finish(ticket(7), None);
         assert!(matches!(slots.begin(ticket(7), false), Turn::Wrong(_)));
+        assert_eq!(slots.begin(ticket(8), false), Turn::Run);
+        slots.forget(ticket(8));
+        assert_eq!(slots.begin(ticket(6), true), Turn::Late);
+        assert_eq!(slots.begin(ticket(8), false), Turn::Run, "it has not run");
     }
 
     #[test]
