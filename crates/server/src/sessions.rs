@@ -31,7 +31,7 @@ mod turns;
 use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use forebay_kv::Hold;
 use forebay_types::{Errno, Handle, Ino, OpenFlags, limits};

@@ -137,16 +137,22 @@ impl Opening<'_> {
         )
     }
 
+    fn options(&self, note: &StoreNote) -> Options {
+        let usual = Options::default();
+        Options {
+            holder: self.holder(note),
+            lease: match self.wanted.standby {
+                true => STANDBY_LEASE,
+                false => usual.lease,
+            },
+            ..usual
+        }
+    }
+
     /// Gets hold of the store. Waits for a holder that may have died, and for a server that may
     /// come up.
     fn hold(&self, note: &StoreNote) -> Result<Box<dyn Store>, StartError> {
-        let mut options = Options {
-            holder: self.holder(note),
-            ..Options::default()
-        };
-        if self.wanted.standby {
-            options.lease = STANDBY_LEASE;
-        }
+        let mut options = self.options(note);
         let (begun, mut told) = (Instant::now(), None);
         let mut wait = |what: &'static str, line: String| {
             if told.replace(what) != Some(what) {
