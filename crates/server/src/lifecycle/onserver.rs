@@ -26,8 +26,8 @@ use crate::starterror::{StartError, failed};
 
 /// The first record of all.
 const OWNER: &[u8] = b"c/owner";
-/// Where another server takes over by itself a hold ends sooner: programs wait for that. It is longer
-/// than an election in etcd takes, and than the store's patience.
+/// Where another server takes over by itself a hold ends sooner: programs wait for that. It is
+/// longer than an election in etcd takes, and than the store's patience.
 const STANDBY_LEASE: Duration = Duration::from_secs(8);
 const LOOK: Duration = Duration::from_millis(200);
 
