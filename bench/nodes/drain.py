@@ -51,9 +51,9 @@ def flash(base, number, size_bytes, read_bps):
 class Cluster:
     """A metadata server without tiers on the first node, and a data server on each of the others."""
 
-    def __init__(self, binary, base, all_nodes, flashes, capacity_bytes):
+    def __init__(self, binary, base, all_nodes, flashes, capacity_bytes, settings=""):
         self.binary, self.base, self.nodes, self.config = binary, base, all_nodes, base / "cluster.toml"
-        text = f'[cluster]\nname = "bench"\npfs = "{base}/pfs"\nkey = "{base}/key"\n[demotion]\nidle = false\nstart = 0.94\n'
+        text = f'[cluster]\nname = "bench"\npfs = "{base}/pfs"\nkey = "{base}/key"\n[demotion]\nidle = false\nstart = 0.94\n{settings}'
         for number, node in enumerate(all_nodes, 1):
             role = "metadata" if number == 1 else "data"
             text += f'[[server]]\nid = {number}\nroles = ["{role}"]\naddresses = ["{node.address}:7070"]\nstate = "{base}/state{number}"\n'
@@ -64,16 +64,26 @@ class Cluster:
 
     def __enter__(self):
         try:
-            for number in [*range(2, len(self.nodes) + 1), 1]:
-                words = (self.binary, "server", "--config", self.config, "--id", str(number), "--detach")
-                self.nodes[number - 1].run(*words, timeout_s=START_PATIENCE_S)
-            for number, node in enumerate(self.nodes[1:], 2):
-                (self.base / f"on{number}").mkdir()
-                node.run(self.binary, "mount", "--config", self.config, self.base / f"on{number}", "--detach", timeout_s=START_PATIENCE_S)
+            self.start()
+            for number in range(2, len(self.nodes) + 1):
+                self.mount(number)
         except BaseException:
             self.__exit__()
             raise
         return self
+
+    def start(self):
+        """The servers alone; the metadata server last."""
+        for number in [*range(2, len(self.nodes) + 1), 1]:
+            words = (self.binary, "server", "--config", self.config, "--id", str(number), "--detach")
+            self.nodes[number - 1].run(*words, timeout_s=START_PATIENCE_S)
+
+    def mount(self, number):
+        """A mount on this node; where it is."""
+        point = self.base / f"on{number}"
+        point.mkdir()
+        self.nodes[number - 1].run(self.binary, "mount", "--config", self.config, point, "--detach", timeout_s=START_PATIENCE_S)
+        return point
 
     def __exit__(self, *_):
         for number in range(2, len(self.nodes) + 1):
