@@ -5,7 +5,7 @@
 
 pub(crate) mod beat;
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
@@ -31,6 +31,9 @@ const SHARES_EVERY_TICKS: u32 = 10;
 /// without a turn.
 const WAITING_MAX: usize = 96;
 
+/// Where jobs stage: what they bring has no node yet.
+const ANYWHERE: u16 = u16::MAX;
+
 /// Jobs stand beside applications in the queues, under numbers that no application has.
 const STAGING_JOBS: u64 = 1 << 63;
 
@@ -41,9 +44,23 @@ const LOOK_AGAIN: Duration = Duration::from_millis(50);
 const CORRECT_EVERY: Duration = Duration::from_secs(5);
 
 struct Turns {
-    scheduler: Scheduler<u64>,
+    /// By the server whose devices are used: who writes on one node is in nobody's way on another.
+    schedulers: HashMap<u16, Scheduler<u64>>,
+    config: ScheduleConfig,
     started: HashSet<u64>,
     next_ticket: u64,
+}
+
+impl Turns {
+    fn of(&mut self, server: u16) -> &mut Scheduler<u64> {
+        let config = self.config;
+        let new = || Scheduler::new(config).unwrap_or_else(|_| unreachable!("checked"));
+        self.schedulers.entry(server).or_insert_with(new)
+    }
+
+    fn waiting(&self) -> usize {
+        self.schedulers.values().map(Scheduler::waiting).sum()
+    }
 }
 
 struct Buckets {
@@ -115,6 +132,7 @@ impl Engine {
             max_wait_s: engine.max_wait.as_secs_f64(),
             ..ScheduleConfig::default()
         };
+        config.check().map_err(|e| e.to_string())?;
         Ok(Engine {
             policy: AtomicU8::new(number(DrainPolicy::ALL, &policy)),
             placement: AtomicU8::new(number(PlacementPolicy::ALL, &engine.placement)),
@@ -139,7 +157,8 @@ impl Engine {
                 demotion: TokenBucket::new(None, 0.0),
             }),
             turns: Mutex::new(Turns {
-                scheduler: Scheduler::new(config).map_err(|e| e.to_string())?,
+                schedulers: HashMap::new(),
+                config,
                 started: HashSet::new(),
                 next_ticket: 0,
             }),
@@ -312,43 +331,44 @@ impl Engine {
         }
     }
 
-    /// Waits until one more copy to the PFS may run beside the others.
-    pub fn enter_demotion(&self, application: u32) -> Option<Turn<'_>> {
-        self.enter(application.into(), Class::Demotion)
+    /// Waits until one more copy to the PFS may run beside the others of this server.
+    pub fn enter_demotion(&self, server: u16, application: u32) -> Option<Turn<'_>> {
+        self.enter(server, application.into(), Class::Demotion)
     }
 
     /// Waits until a movement from the PFS, one of those that a job has ordered, may run beside the
     /// others.
     pub fn enter_staging(&self, job: u64) -> Option<Turn<'_>> {
-        self.enter(job | STAGING_JOBS, Class::Staging)
+        self.enter(ANYWHERE, job | STAGING_JOBS, Class::Staging)
     }
 
     /// Waits for the turn of an application. `None`: no turns are taken now, or too many wait
     /// already.
-    fn enter(&self, application: u64, class: Class) -> Option<Turn<'_>> {
+    fn enter(&self, server: u16, application: u64, class: Class) -> Option<Turn<'_>> {
         if !self.has_turns.load(Ordering::Relaxed) {
             return None;
         }
         let mut turns = self.turns.lock();
-        if turns.scheduler.waiting() >= WAITING_MAX {
+        if turns.waiting() >= WAITING_MAX {
             return None;
         }
         let ticket = turns.next_ticket;
         turns.next_ticket += 1;
         turns
-            .scheduler
+            .of(server)
             .enqueue(application, class, ticket, self.now_s());
         loop {
-            self.start_all(&mut turns);
+            self.start_all(&mut turns, server);
             if turns.started.remove(&ticket) {
                 return Some(Turn {
                     engine: self,
+                    server,
                     application,
                     class,
                 });
             }
             let now_s = self.now_s();
-            let wait = match turns.scheduler.next_s() {
+            let wait = match turns.of(server).next_s() {
                 Some(at_s) => Duration::from_secs_f64((at_s - now_s).max(1e-3)).min(LOOK_AGAIN),
                 None => LOOK_AGAIN,
             };
@@ -361,15 +381,17 @@ impl Engine {
         if self.has_turns.load(Ordering::Relaxed) {
             let mut turns = self.turns.lock();
             let now_s = self.now_s();
-            turns.scheduler.end_turn(application.into(), rest, now_s);
+            for scheduler in turns.schedulers.values_mut() {
+                scheduler.end_turn(application.into(), rest, now_s);
+            }
             self.turned.notify_all();
         }
     }
 
-    fn start_all(&self, turns: &mut Turns) {
+    fn start_all(&self, turns: &mut Turns, server: u16) {
         let now_s = self.now_s();
         let mut any = false;
-        while let Some(started) = turns.scheduler.start(now_s) {
+        while let Some(started) = turns.of(server).start(now_s) {
             turns.started.insert(started.ticket);
             any = true;
         }
@@ -401,6 +423,7 @@ impl Engine {
 /// A request under way in its turn.
 pub struct Turn<'a> {
     engine: &'a Engine,
+    server: u16,
     application: u64,
     class: Class,
 }
@@ -409,8 +432,10 @@ impl Drop for Turn<'_> {
     fn drop(&mut self) {
         let mut turns = self.engine.turns.lock();
         let now_s = self.engine.now_s();
-        turns.scheduler.finish(self.application, self.class, now_s);
-        self.engine.start_all(&mut turns);
+        turns
+            .of(self.server)
+            .finish(self.application, self.class, now_s);
+        self.engine.start_all(&mut turns, self.server);
     }
 }
 
@@ -431,7 +456,7 @@ mod tests {
     fn copies_of_both_kinds_are_limited_while_applications_take_turns() {
         let engine = engine();
         assert!(engine.enter_staging(1).is_none(), "no contention");
-        assert!(engine.enter_demotion(1).is_none(), "no contention");
+        assert!(engine.enter_demotion(1, 1).is_none(), "no contention");
         engine.has_turns.store(true, Ordering::Relaxed);
         let limits = ScheduleConfig::default().limits;
         let (now, most) = (AtomicUsize::new(0), AtomicUsize::new(0));
@@ -451,8 +476,63 @@ mod tests {
         assert!(most <= limits[Class::Staging as usize] as usize, "{most}");
         // Whoever stages does not keep copies to the PFS waiting, nor these a restart.
         let _staging = [1, 2].map(|job| engine.enter_staging(job));
-        let _demotions = [1, 2, 3, 4].map(|app| engine.enter_demotion(app).expect("a turn"));
-        assert!(engine.enter(7, Class::Restart).is_some());
-        assert_eq!(engine.turns.lock().scheduler.waiting(), 0);
+        let _demotions = [1, 2, 3, 4].map(|app| engine.enter_demotion(1, app).expect("a turn"));
+        assert!(engine.enter(1, 7, Class::Restart).is_some());
+        assert_eq!(engine.turns.lock().waiting(), 0);
+    }
+
+    #[test]
+    fn copies_of_four_servers_are_held_to_one_rate_in_sum_whoever_has_work() {
+        const RATE: f64 = 64e6;
+        const STEP: u64 = 1 << 18;
+        let engine = engine();
+        engine.buckets.lock().demotion.set_rate(Some(RATE), 0.0);
+        let begun = Instant::now();
+        let seconds = Duration::from_secs;
+        // Two copies on each of four servers; after a second, two of the servers have no more.
+        let moved: Vec<u64> = std::thread::scope(|scope| {
+            let copies = (0..8).map(|copy| {
+                let (engine, until) = (&engine, begun + seconds(if copy < 4 { 3 } else { 1 }));
+                scope.spawn(move || {
+                    let mut moved = 0;
+                    while Instant::now() < until {
+                        engine.pace_demotion(STEP, &|| Instant::now() >= until);
+                        moved += STEP;
+                    }
+                    moved
+                })
+            });
+            let copies: Vec<_> = copies.collect();
+            let ended = copies.into_iter().map(|copy| copy.join().expect("moved"));
+            ended.collect()
+        });
+        let all: u64 = moved.iter().sum();
+        let of_limit = all as f64 / (RATE * begun.elapsed().as_secs_f64());
+        assert!((0.95..=1.05).contains(&of_limit), "{of_limit}: {moved:?}");
+        let [working, others] = [&moved[..4], &moved[4..]].map(|some| some.iter().sum::<u64>());
+        assert!(working > 2 * others, "{moved:?}");
+    }
+
+    #[test]
+    fn applications_on_two_nodes_write_at_once_and_on_one_node_in_turns() {
+        let engine = engine();
+        engine.has_turns.store(true, Ordering::Relaxed);
+        let first = engine.enter(1, 1, Class::Checkpoint).expect("a turn");
+        // Else it would wait for the first, which is not over.
+        let elsewhere = engine.enter(2, 2, Class::Checkpoint).expect("a turn");
+        let begun = Instant::now();
+        std::thread::scope(|scope| {
+            let behind = scope.spawn(|| {
+                drop(engine.enter(1, 3, Class::Checkpoint).expect("a turn"));
+                begun.elapsed()
+            });
+            std::thread::sleep(Duration::from_millis(200));
+            assert!(!behind.is_finished(), "two at a time on one node");
+            drop(first);
+            engine.end_turn(1, TurnEnd::Closed);
+            let waited = behind.join().expect("a turn");
+            assert!(waited >= Duration::from_millis(200), "{waited:?}");
+        });
+        drop(elsewhere);
     }
 }

@@ -139,7 +139,9 @@ fn copy(drain: &Drain, begun: Vec<Begun>) -> Vec<Copying> {
             .apps()
             .of(demotion.file.object)
             .map_or(0, |(number, _)| number);
-        let turn = drain.plan.engine().enter_demotion(application);
+        let slot = drain.buffer.tiers().get(demotion.tier);
+        let server = slot.map_or(0, |slot| slot.server);
+        let turn = drain.plan.engine().enter_demotion(server, application);
         let made = copying::make(drain, &demotion, source);
         drop(turn);
         match made {

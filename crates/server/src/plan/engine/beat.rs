@@ -1,5 +1,6 @@
 //! The engine thread, and what changes the plan in force.
 
+use std::collections::HashSet;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -44,18 +45,25 @@ impl Plan {
 
     /// Of so many bytes that may be dirty, what copies under way hold.
     pub fn under_way_bytes(&self, limit_bytes: f64) -> f64 {
-        let copies = self.settings.demotion.workers;
         limit_bytes
             - fillable_bytes(
                 limit_bytes,
-                copies,
+                self.copies(),
                 self.base.counters().mean_demoted_bytes(),
             )
     }
 
     /// How far each of the copies to the PFS may run ahead of it, bytes.
     pub fn copy_ahead_bytes(&self) -> u64 {
-        self.engine.ahead_bytes(self.settings.demotion.workers)
+        self.engine.ahead_bytes(self.copies())
+    }
+
+    /// Copies to the PFS side by side, all servers together: each has its own workers.
+    fn copies(&self) -> usize {
+        let tiers = self.buffer.tiers().iter();
+        let fast = tiers.filter(|(_, slot)| slot.kind != TierKind::Pfs);
+        let servers: HashSet<u16> = fast.map(|(_, slot)| slot.server).collect();
+        self.settings.demotion.workers * servers.len().max(1)
     }
 
     /// For a copy to ask with every part that it copies. Demotion that is fast because of a pause
@@ -69,16 +77,16 @@ impl Plan {
     /// Waits for turn and rate of a request of `bytes` on a file of the burst buffer. Only to be
     /// asked where `Engine::is_throttled`. The request is under way until the answer is dropped.
     pub fn take_turn(&self, open: &OpenFile, class: Class, bytes: u64) -> Option<Turn<'_>> {
-        let object = match &*open.target.read() {
+        let (object, server) = match &*open.target.read() {
             Target::Buffer { file, tier, .. }
                 if self.buffer.tiers().kind(*tier) != TierKind::Pfs =>
             {
-                file.object
+                (file.object, self.buffer.tiers().get(*tier)?.server)
             }
             _ => return None,
         };
         let (application, _) = self.catalog.apps().of(object)?;
-        let turn = self.engine.enter(application.into(), class);
+        let turn = self.engine.enter(server, application.into(), class);
         if class == Class::Checkpoint && bytes > 0 {
             self.engine.pace_write(bytes);
         }
