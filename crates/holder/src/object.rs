@@ -5,7 +5,6 @@ use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use forebay_policy::demotion::COPY_OUT_AHEAD_BYTES;
 use forebay_tiers::{
     Allocate, BLOCKS_MAX, BlocksWriters, CopyControl, CopyError, CopyReport, Identity, Object,
     ObjectStat, Outside, OutsideError, Seek, Sums,
@@ -153,15 +152,21 @@ fn may_ask_again(request: &ObjectRequest, errno: Errno) -> bool {
 }
 
 impl RemoteObject {
-    /// Follows a copy to its end.
-    fn follow(&self, copy: Handle, control: &CopyControl<'_>) -> Result<CopyReport, OutsideError> {
+    /// Follows a copy to its end. It is let run ahead of its pace no further than ahead of the PFS:
+    /// what has moved cannot be held back.
+    fn follow(
+        &self,
+        copy: Handle,
+        ahead_bytes: u64,
+        control: &CopyControl<'_>,
+    ) -> Result<CopyReport, OutsideError> {
         let lost = |error| OutsideError::Copy(CopyError::Source(error));
         let mut told = 0;
         loop {
             if (control.stop)() {
                 return Err(CopyError::Stopped.into());
             }
-            let upto_bytes = told + COPY_OUT_AHEAD_BYTES;
+            let upto_bytes = told + ahead_bytes.max(1);
             let asked = self.way.ask(ObjectCall::CopyGo { copy, upto_bytes });
             let ObjectReply::Copied {
                 moved_bytes,
@@ -252,7 +257,7 @@ impl RemoteObject {
             }
             Err(error) => return Err(OutsideError::Unreached(error)),
         };
-        let made = self.follow(copy, control);
+        let made = self.follow(copy, to.ahead_bytes, control);
         let ended = self.way.order(ObjectCall::CopyEnd(copy));
         match (made, ended) {
             // Only who has ended it knows that nothing of it runs any more.

@@ -429,7 +429,7 @@ fn outside(pfs: &Path, generation: u64) -> (Outside, std::path::PathBuf) {
         path: [b"dir/", &name[..]].concat(),
         ino: meta.ino(),
         owner: (meta.uid(), meta.gid()),
-        ahead_bytes: 1 << 20,
+        ahead_bytes: 32 << 20,
         from_media: false,
     };
     (to, file)
@@ -509,8 +509,12 @@ fn a_copy_goes_no_further_than_it_is_let_and_ends_with_its_session() {
     let object = create(&tier, 1);
     object.write_at(&vec![7; 40 << 20], 0).expect("write");
     let elsewhere = tier.copies_out().expect("elsewhere");
-    // Told to stop.
-    let (to, _) = outside(pfs, 1);
+    // Told to stop, when it has moved what it was let.
+    let (to, file) = outside(pfs, 1);
+    let to = Outside {
+        ahead_bytes: 1 << 20,
+        ..to
+    };
     let calls = AtomicU64::new(0);
     let stop = || calls.fetch_add(1, Ordering::Relaxed) > 0;
     let control = CopyControl {
@@ -522,6 +526,8 @@ fn a_copy_goes_no_further_than_it_is_let_and_ends_with_its_session() {
         matches!(stopped, Err(OutsideError::Copy(CopyError::Stopped))),
         "{stopped:?}"
     );
+    let made = std::fs::metadata(&file).expect("stat").len();
+    assert!((1 << 20..3 << 20).contains(&made), "{made}");
     // Its session ends: what is made is of no use, and grows no more.
     let (to, file) = outside(pfs, 2);
     let server = connection.server.read().clone();
