@@ -6,7 +6,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from machine import Failure, run
+from devices import Failure, run
 
 APPLICATIONS = 1000
 SPAN_S = 20.0

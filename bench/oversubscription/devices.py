@@ -1,4 +1,4 @@
-"""Two loop devices limited by the block-I/O controller, and a Forebay between them."""
+"""Loop devices limited by the block-I/O controller, that of a burst buffer and that of a PFS, and a Forebay between them."""
 
 import contextlib
 import json
@@ -10,6 +10,10 @@ import time
 from collections import deque
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts"))
+
+from machine import Failure  # noqa: E402
+
 BLKIO = Path("/sys/fs/cgroup/blkio")
 # The model of the device is looked at so often, in seconds.
 STEP_S = 0.2
@@ -20,10 +24,6 @@ LOOKS = 3
 CHANGE = 0.03
 # A directory that changed so lately may change again with the same time.
 FRESH_NS = 100_000_000
-
-
-class Failure(Exception):
-    """What cannot be done here, in one line."""
 
 
 INTERRUPTED = threading.Event()
@@ -172,48 +172,65 @@ class Forebay:
         self.samples, self.ending, self.is_unlimited = [], threading.Event(), False
         self.parts = []
         try:
-            self.buffer = Device(work, "bb", int(capacity * 1.12) + (64 << 20), sparse)
-            self.parts.append(self.buffer)
-            self.pfs = Device(work, "pfs", int(capacity * pfs_capacities) + (64 << 20), sparse)
-            self.parts.append(self.pfs)
-            (self.buffer.point / "tier").mkdir()
-            self.mount, self.state = work / "mnt", work / "state"
-            self.mount.mkdir()
-            self._write_config(capacity, options, mtbfs)
-            run(program, "up", "--config", work / "bb.toml", "--detach")
+            self.buffers = [self._device(name, capacity * 1.12, sparse) for name in self._names()]
+            for buffer in self.buffers:
+                (buffer.point / "tier").mkdir()
+            self.pfs = self._device("pfs", capacity * len(self.buffers) * pfs_capacities, sparse)
+            self.state = work / "state"
+            self._start(capacity, self._settings(options), self._rules(mtbfs))
         except Exception:
             self._release()
             raise
         self.thread = threading.Thread(target=self._follow, daemon=True)
         self.thread.start()
 
-    def _write_config(self, capacity, options, mtbfs):
+    def _names(self):
+        """Of the burst buffer's devices."""
+        return ["bb"]
+
+    def _device(self, name, size, sparse):
+        device = Device(self.work, name, int(size) + (64 << 20), sparse)
+        self.parts.append(device)
+        return device
+
+    def _settings(self, options):
         rates = "".join(f"{name} = {int(value)}\n" for name, value in self.rates.items())
         lines = lambda table: "".join(f"{key} = {json.dumps(value)}\n" for key, value in table.items())
-        rules = "".join(f'[[rule]]\npath = "/{name}/**"\nmtbf = "{mtbf_s}s"\n' for name, mtbf_s in mtbfs.items())
+        return f'[demotion]\n{lines(options.get("demotion", {}))}[engine]\n{rates}{lines(options.get("engine", {}))}'
+
+    def _rules(self, mtbfs):
+        return "".join(f'[[rule]]\npath = "/{name}/**"\nmtbf = "{mtbf_s}s"\n' for name, mtbf_s in mtbfs.items())
+
+    def _start(self, capacity, settings, rules):
+        mount = self.work / "mnt"
+        mount.mkdir()
+        self.mounts = [mount]
         (self.work / "bb.toml").write_text(
-            f'pfs = "{self.pfs.point}"\nmount = "{self.mount}"\nstate = "{self.state}"\n'
-            f'ssd = ["{self.buffer.point}/tier:{int(capacity)}"]\nwait_for_space = "30m"\n'
-            f'[demotion]\n{lines(options.get("demotion", {}))}[engine]\n{rates}{lines(options.get("engine", {}))}{rules}')
+            f'pfs = "{self.pfs.point}"\nmount = "{mount}"\nstate = "{self.state}"\n'
+            f'ssd = ["{self.buffers[0].point}/tier:{int(capacity)}"]\nwait_for_space = "30m"\n{settings}{rules}')
+        run(self.program, "up", "--config", self.work / "bb.toml", "--detach")
+
+    def _stop(self):
+        run(self.program, "down", "--state", self.state, timeout=120)
 
     def _follow(self):
         before = self.pfs.written_bytes()
         looks, straight, demoted = deque([(time.monotonic(), 0)], maxlen=LOOKS), Straight(self.pfs.point), 0
         rates = self.devices
         while not self.ending.wait(STEP_S):
-            now_s, now, own = time.monotonic(), self.pfs.written_bytes(), self.buffer.written_bytes()
+            now_s, now = time.monotonic(), self.pfs.written_bytes()
+            own = sum(buffer.written_bytes() for buffer in self.buffers)
             demoted += now - before - straight.of(now - before)
             before = now
             begin_s, begin = looks[0]
             demotion = min((demoted - begin) / (now_s - begin_s), rates["br_max"])
             beside = rates["bw_max"] - (rates["bw_max"] - rates["bw_min"]) * demotion / rates["br_max"]
-            self.buffer.limit("write", beside)
-            self.pfs.limit("write", rates["br_max"])
+            for buffer in self.buffers:
+                # Who of them demotes is not seen from here: each is taken to have an even part.
+                buffer.limit("write", 0 if self.is_unlimited else beside / len(self.buffers))
+            self.pfs.limit("write", 0 if self.is_unlimited else rates["br_max"])
             self.samples.append({"at_s": now_s, "pfs_bytes": now, "buffer_bytes": own})
             looks.append((now_s, demoted))
-            if self.is_unlimited:
-                self.buffer.limit("write", 0)
-                self.pfs.limit("write", 0)
 
     def status(self):
         return json.loads(run(self.program, "status", "--json", "--state", self.state))
@@ -244,7 +261,7 @@ class Forebay:
         for device in self.parts:
             device.limit("write", 0)
         try:
-            run(self.program, "down", "--state", self.state, timeout=120)
+            self._stop()
         finally:
             self._release()
 

@@ -8,10 +8,12 @@ import subprocess
 import sys
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
 
 from figures import held
-from machine import INTERRUPTED, STEP_S, Failure, Forebay, pause
+from devices import INTERRUPTED, STEP_S, Failure, Forebay, pause
+from several import Several
 
 HERE = Path(__file__).resolve().parent
 # Gap between arrivals against an even spread over the period. Not all of it for "low": a checkpoint that ends in the next
@@ -35,16 +37,17 @@ class Setting:
     """S, the period, and what follows from them."""
 
     def __init__(self, args, capacity_mib, period_s):
-        self.args, self.period_s = args, period_s
-        self.capacity = capacity_mib << 20
+        self.args, self.period_s, self.nodes = args, period_s, args.nodes
+        # Of all nodes, as the rates.
+        self.capacity = (capacity_mib << 20) * self.nodes
         factor = self.capacity / PAPER_S * PAPER_PERIOD_S / period_s
         self.rates = {name: value * factor for name, value in PAPER.items()}
-        self.size = self.capacity // CHECKPOINTS_PER_S
-        # As many find room with what a file system takes beyond their bytes, as the servers reckon for the shares of `dedicated`.
+        self.size = (capacity_mib << 20) // CHECKPOINTS_PER_S
+        # Of one node. As many find room with what a file system takes beyond their bytes, as the servers reckon for the shares of `dedicated`.
         self.tier_bytes = CHECKPOINTS_PER_S * (self.size + max(64 << 10, self.size >> 10))
 
     def jobs(self, dwpp):
-        return round(dwpp * CHECKPOINTS_PER_S)
+        return round(dwpp * CHECKPOINTS_PER_S * self.nodes)
 
     def options(self, **engine):
         """Times of the servers' defaults are of hours: those that would matter here are scaled down with the period."""
@@ -55,7 +58,7 @@ class Setting:
         }
 
     def facts(self):
-        return {"capacity_bytes": self.capacity, "period_s": self.period_s, "checkpoint_bytes": self.size,
+        return {"nodes": self.nodes, "capacity_bytes": self.capacity, "period_s": self.period_s, "checkpoint_bytes": self.size,
                 **{f"{name}_bytes_per_s": rate for name, rate in self.rates.items()}}
 
 
@@ -94,10 +97,11 @@ class Lane:
         devices = {name: rate * slack for name, rate in setting.rates.items()}
         self.forebay, self.workers = None, []
         try:
-            self.forebay = Forebay(args.forebay, Path(self.work.name), setting.rates, setting.tier_bytes, options, known, devices,
-                                   pfs_capacities, args.sparse)
-            for name in self.names:
-                (self.forebay.mount / name).mkdir()
+            start = Forebay if setting.nodes == 1 else partial(Several, setting.nodes)
+            self.forebay = start(args.forebay, Path(self.work.name), setting.rates, setting.tier_bytes, options, known, devices,
+                                 pfs_capacities, args.sparse)
+            for job, name in enumerate(self.names):
+                (self.mount(job) / name).mkdir()
         except BaseException:
             self.close()
             raise
@@ -127,12 +131,16 @@ class Lane:
         self.work.cleanup()
 
     def start_workers(self):
-        command = [sys.executable, str(HERE / "job.py"), str(CHUNK_BYTES), str(self.setting.rates["bw_min"])]
+        command = [sys.executable, str(HERE / "job.py"), str(CHUNK_BYTES), str(self.setting.rates["bw_min"] / self.setting.nodes)]
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True, "bufsize": 1, "start_new_session": True}
         self.workers = [subprocess.Popen(command, **pipes) for _ in self.names]
 
+    def mount(self, job):
+        """Of the node that the job runs on."""
+        return self.forebay.mounts[job % self.setting.nodes]
+
     def path(self, job, version):
-        return self.forebay.mount / self.names[job] / f"ckpt-{version:04d}.dat"
+        return self.mount(job) / self.names[job] / f"ckpt-{version:04d}.dat"
 
     def starts(self, congestion):
         gap_s = self.setting.period_s / self.count * CONGESTION[congestion]
@@ -209,11 +217,11 @@ class Lane:
     def resident(self):
         """Whether the newest version of each application that is on record as written is in the burst buffer."""
         newest = {}
-        for entry in self.forebay.where(self.forebay.mount):
+        for entry in self.forebay.where(self.forebay.mounts[0]):
             name = Path(entry["path"]).parent.name
             done = entry["size_bytes"] == self.setting.size
             if name in self.names and done and entry["version"] >= newest.get(name, (0, False))[0]:
-                newest[name] = (entry["version"], any(tier.startswith("ssd") for tier in entry["tiers"]))
+                newest[name] = (entry["version"], any(tier != "pfs" for tier in entry["tiers"]))
         return [newest.get(name, (0, False)) for name in self.names]
 
 
@@ -308,13 +316,13 @@ def windows(samples, key, limits, name, until_s):
 
 def held_rates(setting):
     """How well limits are held where the devices could do three times as much: more is expected than can be served, so that both are
-    constant, and three writers never stop. Windows that reach beyond the end of the first writer do not count."""
+    constant, and three writers, or one on each node, never stop. Windows that reach beyond the end of the first writer do not count."""
     limits = []
     with Lane(setting, 2.1, setting.options(), slack=3.0) as lane:
         # Nine files are there at a time: far less than fits, for whoever waits for space lifts all limits.
         span_s, file_mib = max(90.0, setting.period_s * 3.2), max(1, setting.capacity >> 26)
-        command = [sys.executable, HERE / "stream.py", lane.forebay.mount]
-        writers = [subprocess.Popen([str(c) for c in (*command, n, span_s, file_mib)]) for n in range(3)]
+        command = [sys.executable, HERE / "stream.py"]
+        writers = [subprocess.Popen([str(c) for c in (*command, lane.mount(n), n, span_s, file_mib)]) for n in range(max(3, setting.nodes))]
         # What was let through before a window and is still in the page cache reaches the device in it: let that be as much at its
         # beginning as at its end.
         pause(2.0)

@@ -29,7 +29,7 @@ def held(found):
 
 def summary(cell):
     """Means over the jobs of a cell, in s and bytes/s, and how many stalled."""
-    jobs, nominal_s = cell["jobs"], cell["checkpoint_bytes"] / cell["bw_min_bytes_per_s"]
+    jobs, nominal_s = cell["jobs"], cell["checkpoint_bytes"] / cell["bw_min_bytes_per_s"] * cell.get("nodes", 1)
     return {
         **{key: mean(j[key] for j in jobs) for key in ("wait_s", "stall_s", "execution_s", "latency_s")},
         "served_bytes_per_s": mean(j["bytes"] / (j["stall_s"] + j["execution_s"]) for j in jobs),

@@ -20,7 +20,7 @@ import bookkeeping
 import experiment
 from experiment import CONGESTION, Setting, say
 from figures import draw, tables
-from machine import Awake, Failure
+from devices import Awake, Failure
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 # In this order on one burst buffer.
@@ -34,6 +34,7 @@ def arguments():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--forebay", type=Path, default=ROOT / "target/release/forebay")
     parser.add_argument("--capacity-mib", type=int, default=1024, help="S of the matrix; a quarter of it for restarts and direct checkpoints")
+    parser.add_argument("--nodes", type=int, default=1, help="data servers, each with a device and a mount; S of --capacity-mib is of one of them")
     parser.add_argument("--period", type=float, default=120.0, help="seconds; bandwidths follow, so that their ratios are the papers'")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--quick", action="store_true", help="a small S and only the cells that the papers' claims rest on")
@@ -53,7 +54,12 @@ def arguments():
     if os.geteuid() != 0:
         parser.error("the experiment makes and limits devices: it needs root")
     if args.quick:
-        args.capacity_mib, args.period = 512, 45.0
+        # Several nodes have as many processors as one.
+        args.capacity_mib, args.period = 512, 45.0 if args.nodes == 1 else 90.0
+    if args.nodes > 1:
+        refuse = [name for name in (args.only or "").split(",") if name in ("direct", "bookkeeping") or name.endswith("/dedicated")]
+        if refuse:
+            parser.error(f"--nodes: of several nodes there is no {', '.join(refuse)}")
     return args
 
 
@@ -70,13 +76,13 @@ def cells(args):
         pick = lambda load, at, all_: [x for x in all_ if any(float(n[0]) == load and n[at] == x for n in names)]
         return {load: (pick(load, 1, CONGESTION), pick(load, 2, POLICIES)) for load in loads}
     if args.quick:
-        return {1.9: (["medium"], POLICIES[:3])}
-    return {load: (list(CONGESTION), POLICIES) for load in (1.9, 1.6, 1.3)}
+        return {1.9: (["medium"], POLICIES[:3] if args.nodes == 1 else POLICIES[:1])}
+    return {load: (list(CONGESTION), POLICIES if args.nodes == 1 else POLICIES[:3]) for load in (1.9, 1.6, 1.3)}
 
 
 def tasks(args):
     """What is to be done: part, and what to call."""
-    wanted = args.only.split(",") if args.only else PARTS
+    wanted = args.only.split(",") if args.only else PARTS if args.nodes == 1 else PARTS[:2]
     large = Setting(args, args.capacity_mib, args.period)
     small = Setting(args, max(args.capacity_mib // 4, 128), args.period / 2)
     if any(name == "matrix" or "/" in name for name in wanted):
@@ -84,7 +90,7 @@ def tasks(args):
             yield "cells", lambda c=congestions, p=policies, d=load: experiment.matrix(large, d, c, p)
     if "restarts" in wanted:
         for load in [1.9] if args.quick else [2.1, 1.9, 1.7, 1.5]:
-            yield "restarts", lambda d=load: experiment.restarts(small, d, PLACEMENTS, MTBF_MAX_MIN)
+            yield "restarts", lambda d=load: experiment.restarts(small, d, PLACEMENTS if args.nodes == 1 else PLACEMENTS[:1], MTBF_MAX_MIN)
     if "direct" in wanted:
         for enabled in (True, False):
             yield "direct", lambda e=enabled: [experiment.direct(small, e)]

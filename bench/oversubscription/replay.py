@@ -35,7 +35,14 @@ def burst_buffer(facts, options):
     """`idle`: the pause after which the servers demote."""
     idle = options.get("demotion", {}).get("idle_after", "500ms")
     rates = {name: facts[f"{name}_bytes_per_s"] for name in ("bw_max", "bw_min", "br_max", "br_min")}
-    return {"capacity": facts["capacity_bytes"], **{name: round(rate) for name, rate in rates.items()}, "idle": idle}
+    count = facts.get("nodes", 1)
+    return {"capacity": facts["capacity_bytes"] // count, **{name: round(rate / count) for name, rate in rates.items()}, "idle": idle}
+
+
+def several(facts):
+    """Tables of a scenario of several nodes: [bb] is of one of them then."""
+    count = facts.get("nodes", 1)
+    return {} if count == 1 else {"nodes": {"count": count, "local": True}, "pfs": {"bandwidth": round(facts["br_max_bytes_per_s"])}}
 
 
 def parameters(cell, options):
@@ -49,7 +56,7 @@ def parameters(cell, options):
     ]
     return {
         "name": name_of(cell), "duration": DURATION_PERIODS * period_s, "policy": cell["policy"], "placement": cell["placement"],
-        "bb": burst_buffer(cell, options), "plan": {"period": period_s, "dwpp": cell["dwpp_predicted_bytes"]},
+        "bb": burst_buffer(cell, options), **several(cell), "plan": {"period": period_s, "dwpp": cell["dwpp_predicted_bytes"]},
         "arrivals": {"pattern": "given"}, "failures": {"mtbf_known": True}, "application": applications,
     }
 
@@ -80,6 +87,8 @@ def restart_scenario(facts, options, found, seed):
     count = round(found["dwpp"] * facts["capacity_bytes"] / size)
     lines = [f"duration = {(WARM_UP_PERIODS + MEASURED_PERIODS) * period_s}", f"placement = {json.dumps(found['placement'])}", "[bb]"]
     lines += [f"{key} = {json.dumps(value)}" for key, value in burst_buffer(facts, options).items()]
+    for name, table in several(facts).items():
+        lines += [f"[{name}]", *(f"{key} = {json.dumps(value)}" for key, value in table.items())]
     lines += ["[plan]", f"period = {period_s}", f"dwpp = {count * size}", "[arrivals]", "pattern = \"given\"", "[failures]",
               "mode = \"draws\"", f"restarts_per_period = {found['reads_per_period']}", f"from = {WARM_UP_PERIODS * period_s}", "mtbf_known = true"]
     gap_s = CONGESTION["low"] * period_s / count
