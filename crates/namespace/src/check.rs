@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use forebay_kv::Durability;
 use forebay_tiers::PfsTree;
-use forebay_types::ObjectId;
+use forebay_types::{ObjectId, TierId};
 
 use crate::error::on_pfs;
 use crate::log::Batch;
@@ -75,6 +75,13 @@ impl Namespace {
         self.store
             .scan(record::NAMELESS_PREFIX, None, &mut |key, value| {
                 if record::decode::<NamelessRecord>(value).is_err() {
+                    troubles.push(unreadable(key, value));
+                }
+                true
+            })?;
+        self.store
+            .scan(record::LEFT_PREFIX, None, &mut |key, value| {
+                if record::decode::<Vec<TierId>>(value).is_err() {
                     troubles.push(unreadable(key, value));
                 }
                 true

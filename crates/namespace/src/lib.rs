@@ -14,6 +14,7 @@ mod devices;
 mod empty_dirs;
 mod error;
 mod known;
+mod left;
 mod log;
 mod nameless;
 mod namespace;

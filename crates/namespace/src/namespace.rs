@@ -14,6 +14,7 @@ use crate::acl;
 use crate::conflict::Conflict;
 use crate::devices::Devices;
 use crate::error::on_pfs;
+use crate::left::Left;
 use crate::log::{Batch, Log};
 use crate::nameless::Holders;
 use crate::owed::OwedTimes;
@@ -101,6 +102,9 @@ pub struct Namespace {
     saving: Mutex<()>,
     /// Changes of names that are done, and not recorded.
     unrecorded: Mutex<Vec<Unrecorded>>,
+    /// Objects that no record of a file names, in tiers that did not answer. Locked after the state
+    /// of a file.
+    pub(crate) left: Mutex<Left>,
     pub(crate) owed_times: OwedTimes,
     pub(crate) holders: Holders,
 }
@@ -155,6 +159,7 @@ impl Namespace {
             unsaved: Mutex::new(Vec::new()),
             saving: Mutex::new(()),
             unrecorded: Mutex::default(),
+            left: Mutex::default(),
             owed_times: OwedTimes::default(),
             holders: Holders::default(),
         };
@@ -195,6 +200,7 @@ impl Namespace {
                 }
                 true
             })?;
+        self.load_left(&mut unreadable)?;
         let mut garbage = self.recorded_garbage()?;
         let mut kept = self.recorded_nameless(&mut unreadable)?;
         // What cannot be said of them cannot be said of their names.

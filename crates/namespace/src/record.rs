@@ -544,6 +544,7 @@ pub(crate) const SUMS_PREFIX: &[u8] = b"k/";
 pub(crate) const NAMELESS_PREFIX: &[u8] = b"n/";
 pub(crate) const GARBAGE_PREFIX: &[u8] = b"g/";
 pub(crate) const INTENT_PREFIX: &[u8] = b"r/";
+pub(crate) const LEFT_PREFIX: &[u8] = b"l/";
 pub(crate) const NEXT_OBJECT_KEY: &[u8] = b"c/next-object";
 
 fn key(prefix: &[u8], id: &[u8]) -> Vec<u8> {
@@ -572,6 +573,10 @@ pub(crate) fn nameless_key(object: ObjectId) -> Vec<u8> {
 
 pub(crate) fn garbage_key(object: ObjectId) -> Vec<u8> {
     key(GARBAGE_PREFIX, &object.0.to_be_bytes())
+}
+
+pub(crate) fn left_key(object: ObjectId) -> Vec<u8> {
+    key(LEFT_PREFIX, &object.0.to_be_bytes())
 }
 
 pub(crate) fn intent_key(sequence: u64) -> Vec<u8> {

@@ -280,7 +280,8 @@ impl Namespace {
     /// The object has been copied to another tier, which has it from now on. `flushed_bytes`: that
     /// is stable storage, and so many were flushed. `false` if the file has changed since it was of
     /// this generation, or is being written or has no name any more, unless the caller has it to
-    /// themselves (`exclusive`): the copy is of no use then.
+    /// themselves (`exclusive`): the copy is of no use then. A second copy is forgotten, unless it
+    /// is `kept`.
     pub fn migrated(
         &self,
         file: &File,
@@ -288,13 +289,14 @@ impl Namespace {
         tier: TierId,
         exclusive: bool,
         flushed_bytes: Option<u64>,
+        kept: bool,
     ) -> Result<bool, NsError> {
         let mut state = file.lock();
         let busy = state.residency.writing || state.is_unlinked();
         if state.residency.generation != generation || (busy && !exclusive) {
             return Ok(false);
         }
-        let before = state.migrate(tier, flushed_bytes);
+        let before = state.migrate(tier, flushed_bytes, kept);
         if let Err(error) = self.save(file, &state, Durability::Synced) {
             // Who has it open goes on with the object that it had.
             state.take_change_back(before);

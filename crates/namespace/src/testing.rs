@@ -24,6 +24,7 @@ pub fn read_record(key: &[u8], value: &[u8]) -> Option<Result<(), NsError>> {
         record::NAMELESS_PREFIX => again::<NamelessRecord>(value),
         record::GARBAGE_PREFIX => again::<[Option<TierId>; 2]>(value),
         record::UNPUBLISHED_PREFIX => again::<UnpublishedRecord>(value),
+        record::LEFT_PREFIX => again::<Vec<TierId>>(value),
         record::INTENT_PREFIX => again::<Intent>(value),
         _ => return None,
     };

@@ -9,6 +9,8 @@
 //! or the file has no name there, the fsync is refused with EIO: it promises nothing that would not
 //! survive the loss of one server.
 
+use forebay_types::Generation;
+
 use crate::holders::{Holder, HolderId, Home, Rack, Room, Wanted, best};
 
 /// Chooses the holder of the second copy of an object at `primary`: never `primary` itself, in
@@ -89,6 +91,57 @@ pub fn fsync_step(
     }
 }
 
+/// What is known of a file whose server is away, and of its second copy, which answers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Away {
+    /// The PFS has this content, verified.
+    pub is_drained: bool,
+    /// It has a name, and nothing moves its content or copies it to the PFS at the moment.
+    pub is_at_rest: bool,
+    /// A flush of it has failed: what its server has is in doubt, and so is what was copied.
+    pub is_doubtful: bool,
+    /// Its content by now.
+    pub generation: Generation,
+    /// What the second copy has at least.
+    pub copied: Generation,
+    /// What an fsync has promised last, in the tiers of its server or in the second copy.
+    pub flushed: Option<Generation>,
+    /// What an fsync has put on the PFS last.
+    pub safe: Option<Generation>,
+    /// Whether a change was acknowledged since the copy was made; `None`: nobody has counted, and
+    /// the generations say it.
+    pub lacks: Option<bool>,
+}
+
+/// What becomes of such a file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Fate {
+    /// It waits for its server: the copy is not all that was promised.
+    Waits,
+    /// The copy is the file from now on.
+    Promoted {
+        /// What was written since the last fsync may be lost, as in a crash: who has it open for
+        /// writing is told so.
+        loses: bool,
+    },
+}
+
+/// Decides that. What was promised is never given up: it is in the copy, or the file waits.
+pub fn fate(file: &Away) -> Fate {
+    let has = |promised: Option<Generation>| promised.is_none_or(|of| of <= file.copied);
+    let has_all = has(file.flushed) && has(file.safe);
+    match file.is_drained || !file.is_at_rest || file.is_doubtful || !has_all {
+        true => Fate::Waits,
+        false => Fate::Promoted {
+            loses: file.lacks.unwrap_or(file.copied < file.generation),
+        },
+    }
+}
+
+/// After so long without an answer the second copies of what a server has are the files: a server
+/// that is only started anew is there before, and who waits for a file has it within ten seconds.
+pub const PROMOTED_AFTER_S: f64 = 4.0;
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -140,7 +193,92 @@ mod tests {
         assert_eq!(fsync_step(&gone, SECOND, false, true), FsyncStep::Refuse);
     }
 
+    #[test]
+    fn a_copy_that_has_all_that_was_promised_becomes_the_file() {
+        let of = Generation;
+        let file = Away {
+            is_drained: false,
+            is_at_rest: true,
+            is_doubtful: false,
+            generation: of(7),
+            copied: of(7),
+            flushed: Some(of(7)),
+            safe: None,
+            lacks: None,
+        };
+        assert_eq!(fate(&file), Fate::Promoted { loses: false });
+        let loses = Fate::Promoted { loses: true };
+        let written = Away {
+            generation: of(8),
+            ..file
+        };
+        assert_eq!(fate(&written), loses);
+        assert_eq!(
+            fate(&Away {
+                lacks: Some(true),
+                ..file
+            }),
+            loses
+        );
+        // What was begun and not acknowledged is begun again.
+        let begun = Away {
+            lacks: Some(false),
+            ..written
+        };
+        assert_eq!(fate(&begun), Fate::Promoted { loses: false });
+        let waits = [
+            Away {
+                is_drained: true,
+                ..file
+            },
+            Away {
+                is_at_rest: false,
+                ..file
+            },
+            Away {
+                is_doubtful: true,
+                ..file
+            },
+            Away {
+                flushed: Some(of(8)),
+                ..written
+            },
+            Away {
+                safe: Some(of(8)),
+                ..written
+            },
+        ];
+        for file in waits {
+            assert_eq!(fate(&file), Fate::Waits, "{file:?}");
+        }
+    }
+
     proptest! {
+        #[test]
+        fn nothing_that_was_promised_is_given_up(
+            (generation, copied) in (0u64..9, 0u64..9),
+            (flushed, safe) in (prop::option::of(0u64..9), prop::option::of(0u64..9)),
+            (is_drained, is_at_rest, is_doubtful) in any::<(bool, bool, bool)>(),
+            lacks in any::<Option<bool>>(),
+        ) {
+            let file = Away {
+                is_drained,
+                is_at_rest,
+                is_doubtful,
+                generation: Generation(generation.max(copied)),
+                copied: Generation(copied),
+                flushed: flushed.map(Generation),
+                safe: safe.map(Generation),
+                lacks,
+            };
+            if let Fate::Promoted { loses } = fate(&file) {
+                let promised = [flushed, safe].into_iter().flatten().max();
+                prop_assert!(promised.is_none_or(|of| of <= copied));
+                prop_assert!(!is_drained && !is_doubtful);
+                prop_assert!(loses || lacks == Some(false) || generation <= copied, "silence");
+            }
+        }
+
         #[test]
         fn a_promise_is_never_made_with_less_than_two_places(
             copies in prop::collection::vec((any::<bool>(), any::<bool>()), 0..4),

@@ -53,7 +53,7 @@ pub use pfs::{FlushTogether, FsId, PfsDir, PfsEntry, PfsId, PfsNode, PfsStat, Pf
 pub use private::make_private;
 pub use publish::{Appearance, MetadataWarning, apply_metadata};
 pub use random::random_bytes;
-pub use refresh::refresh;
+pub use refresh::{refresh, refresh_ranges};
 pub use sums::{BLOCKS_MAX, PIECE_BYTES_MIN, Sums, checksum, sums};
 pub use tier::{Elsewhere, Space, Tier, TierKind};
 pub use write_blocker::{BlocksWriters, WriteBlocker};

@@ -1,5 +1,7 @@
 //! Brings an earlier copy up to date.
 
+use std::ops::Range;
+
 use crate::copy::{refuse_same_file, write_all};
 use crate::walk::{Buffer, Walk, cannot};
 use crate::{Allocate, CopyControl, CopyError, Object, Seek};
@@ -51,6 +53,46 @@ pub fn refresh(
         }
     }
     clear(destination, position, length.min(before.size))?;
+    if destination.stat().map_err(CopyError::Destination)?.size != length {
+        destination
+            .set_len(length)
+            .map_err(CopyError::Destination)?;
+    }
+    Ok(written)
+}
+
+/// The same where the destination is what the source was, but for these ranges: nothing else is
+/// read or written.
+pub fn refresh_ranges(
+    source: &dyn Object,
+    destination: &dyn Object,
+    ranges: &[Range<u64>],
+    control: &CopyControl<'_>,
+) -> Result<u64, CopyError> {
+    refuse_same_file(source, destination)?;
+    let mut buffer = Buffer::take();
+    let mut written = 0;
+    for range in ranges {
+        let mut position = range.start;
+        while position < range.end {
+            if (control.stop)() {
+                return Err(CopyError::Stopped);
+            }
+            let want = buffer.0.len().min((range.end - position) as usize);
+            let count = source
+                .read_at(&mut buffer.0[..want], position)
+                .map_err(CopyError::Source)?;
+            write_all(destination, &buffer.0[..count], position).map_err(CopyError::Destination)?;
+            written += count as u64;
+            position += count as u64;
+            (control.moved)(count as u64, position);
+            if count < want {
+                // It was cut meanwhile.
+                break;
+            }
+        }
+    }
+    let length = source.stat().map_err(CopyError::Source)?.size;
     if destination.stat().map_err(CopyError::Destination)?.size != length {
         destination
             .set_len(length)

@@ -190,6 +190,10 @@ points! {
     ShadowFlushed,
     /// fsync: the record is flushed.
     FsyncRecord,
+    /// node lost: the record says that the second copy of a file is the file.
+    PromoteRecord,
+    /// node back: what was left there of a file is gone.
+    LeftRemoved,
     /// close of a drained file that was fsynced: the record knows its copy on flash no more.
     ShadowDropped,
     /// start: the records are loaded.

@@ -32,6 +32,8 @@ const LEASE_MAX: Duration = Duration::from_secs(3600);
 const LEASE_DEFAULT: Duration = Duration::from_secs(30);
 /// Slower than this a request of 1 MiB takes so long that its server seems to be dead.
 const RATE_MIN: u64 = 1_000_000;
+/// Copies of what is not on the PFS.
+const REPLICAS_MAX: usize = 2;
 /// No server that works answers so late.
 const SOFT_MIN: Duration = Duration::from_secs(1);
 
@@ -47,6 +49,7 @@ pub struct Common {
     pub key: PathBuf,
     pub store: StoreSetting,
     pub replicas: usize,
+    pub replica_rate: Option<u64>,
     pub encrypt: bool,
     pub squash_root: bool,
     pub lease: Duration,
@@ -108,6 +111,7 @@ impl<'a> Checks<'a> {
             store: self.store(section.store.as_ref(), &name)?,
             name,
             replicas: self.replicas(section.replicas.as_ref())?,
+            replica_rate: self.replica_rate(section.replica_rate.as_ref())?,
             encrypt: section.encrypt.as_ref().is_some_and(|given| given.0),
             squash_root: section.squash_root.as_ref().is_some_and(|given| given.0),
             lease,
@@ -156,9 +160,45 @@ impl<'a> Checks<'a> {
 
     fn replicas(&self, given: Option<&Spanned<Count>>) -> Result<usize, ConfigError> {
         match given.map(|given| (given.get_ref().0, given.span())) {
-            None | Some((1, _)) => Ok(1),
-            Some((0, span)) => Err(self.at(span, Problem::Replicas(0))),
-            Some((more, span)) => Err(self.at(span, Problem::ReplicasNotYet(more))),
+            None => Ok(1),
+            Some((copies @ 1..=REPLICAS_MAX, _)) => Ok(copies),
+            Some((other, span)) => Err(self.at(span, Problem::Replicas(other))),
+        }
+    }
+
+    fn replica_rate(&self, given: Option<&Spanned<Rate>>) -> Result<Option<u64>, ConfigError> {
+        match given.map(|given| (given.get_ref().0 as u64, given.span())) {
+            Some((rate, span)) if rate < RATE_MIN => {
+                let [given, least] = [rate, RATE_MIN].map(format_size);
+                Err(self.at(span, Problem::ReplicaRate(given, least)))
+            }
+            other => Ok(other.map(|(rate, _)| rate)),
+        }
+    }
+
+    /// A second copy needs a second server with flash, and a level that asks for one a cluster that
+    /// keeps two.
+    pub fn second_copies(
+        &self,
+        written: &Written,
+        section: &Section,
+        (replicas, servers): (usize, &[Server]),
+    ) -> Result<(), ConfigError> {
+        let rules = written.rules.iter().map(|rule| rule.durability.as_ref());
+        let mut levels = rules.chain([written.durability.as_ref()]).flatten();
+        let is_wanted = levels.any(|level| level.0 == Durability::Replica);
+        if replicas < 2 {
+            return match is_wanted {
+                true => Err(self.whole(Problem::ReplicaWithoutTwo)),
+                false => Ok(()),
+            };
+        }
+        let with_flash = servers
+            .iter()
+            .filter(|server| server.data && !server.ssd.is_empty());
+        match (with_flash.count(), &section.replicas) {
+            (0 | 1, Some(given)) => Err(self.at(given.span(), Problem::NoSecondServer)),
+            _ => Ok(()),
         }
     }
 

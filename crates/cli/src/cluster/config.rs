@@ -4,6 +4,7 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use forebay_policy::durability::Durability;
 use forebay_policy::links::Distribution;
 use forebay_server::{SsdSetting, StoreSetting};
 
@@ -31,8 +32,12 @@ pub struct Cluster {
     pub key: PathBuf,
     /// Where records are kept. Default: `embedded`.
     pub store: StoreSetting,
-    /// Copies of undrained data. Default, and in this version always: 1.
+    /// Copies of what was fsynced and is not drained: 1 or 2. Default: 1. With 2 the level of files
+    /// is `replica`, unless something else says theirs.
     pub replicas: usize,
+    /// Second copies that are lost are made again no faster than this, bytes per second, at least 1
+    /// MB/s. Default: 256 MiB/s.
+    pub replica_rate: Option<u64>,
     /// Data is encrypted; a server takes it from another machine in no other way. Default: false;
     /// data is sent in the clear then, with checksums, and only messages are sealed.
     pub encrypt: bool,
@@ -128,6 +133,7 @@ impl Cluster {
         let section = section.ok_or_else(|| checks.whole(Problem::NoCluster))?;
         let common = checks.common(section)?;
         let servers = checks.servers(&written)?;
+        checks.second_copies(&written, section, (common.replicas, &servers))?;
         let mut store = common.store;
         if checks.standbys(&written, &servers, &store)?
             && let StoreSetting::Server(store) = &mut store
@@ -148,6 +154,7 @@ impl Cluster {
             key: common.key,
             store,
             replicas: common.replicas,
+            replica_rate: common.replica_rate,
             encrypt: common.encrypt,
             squash_root: common.squash_root,
             lease: common.lease,
@@ -187,11 +194,18 @@ impl Cluster {
     /// What `up` would refuse of the same settings.
     pub fn plan(&self, server: &Server, may_mount: bool) -> Result<Plan, ConfigError> {
         let given = given_of(self.shared.clone(), &self.pfs, server);
-        settle_member(given, may_mount).map_err(|failure| {
+        let mut plan = settle_member(given, may_mount).map_err(|failure| {
             let why = failure.message;
             let why = why.strip_prefix("up: ").unwrap_or(&why);
             self.refused(Problem::Setting(why.to_string()))
-        })
+        })?;
+        if self.replicas > 1 {
+            plan.settings.durability.get_or_insert(Durability::Replica);
+        }
+        if let Some(rate) = self.replica_rate {
+            plan.settings.replica_rate_bytes_per_s = rate;
+        }
+        Ok(plan)
     }
 
     /// Servers with the same number fail together.

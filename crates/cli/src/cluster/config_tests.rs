@@ -293,10 +293,12 @@ fn the_cluster_section() {
         "line 4: key 'bb0.key' is relative",
     );
     let with = |more: &str| refused_with(name, &format!("{name}\n{more}"));
-    assert_eq!(
-        with("replicas = 2"),
-        "line 3: replicas = 2 is not in this version; use 1"
+    assert!(with("replicas = 2").starts_with("line 3: replicas = 2 needs two servers"));
+    assert!(
+        with("replicas = 3")
+            .starts_with("line 3: replicas is 3; it is the number of copies, 1 or 2")
     );
+    assert!(with("replica_rate = \"1kB/s\"").starts_with("line 3: replica_rate is"));
     assert!(
         with("squash_root = \"maybe\"").starts_with("line 3: 'maybe' is neither true nor false")
     );

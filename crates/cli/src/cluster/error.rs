@@ -57,10 +57,16 @@ pub enum Problem {
         "unknown store \"{0}\"; it is \"embedded\", \"redis://HOST:PORT/DB\" or \"etcd://HOST:PORT,HOST:PORT\""
     )]
     UnknownStore(String),
-    #[error("replicas is {0}; it is the number of copies, 1 and more")]
+    #[error("replicas is {0}; it is the number of copies, 1 or 2")]
     Replicas(usize),
-    #[error("replicas = {0} is not in this version; use 1")]
-    ReplicasNotYet(usize),
+    #[error(
+        "replicas = 2 needs two servers with the role data and flash; give a second one ssd = [\"/DIR:SIZE\"]"
+    )]
+    NoSecondServer,
+    #[error("durability replica needs replicas = 2 in [cluster]")]
+    ReplicaWithoutTwo,
+    #[error("replica_rate is {0}/s; the least is {1}/s")]
+    ReplicaRate(String, String),
     #[error(
         "server {0}: a second server with the role metadata takes over by itself, which needs store = \"etcd://...\"; use that, or write roles = [\"data\"]"
     )]

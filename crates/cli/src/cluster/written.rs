@@ -42,6 +42,7 @@ pub struct Section {
     pub key: Spanned<Folder>,
     pub store: Option<Spanned<String>>,
     pub replicas: Option<Spanned<Count>>,
+    pub replica_rate: Option<Spanned<Rate>>,
     pub encrypt: Option<Switch>,
     pub squash_root: Option<Switch>,
     pub lease: Option<Spanned<Span>>,

@@ -312,6 +312,15 @@ fn check_tiers(settings: &Settings) -> Result<(), Failure> {
         .iter()
         .map(|rule| rule.durability)
         .chain([settings.durability]);
+    if levels
+        .clone()
+        .flatten()
+        .any(|level| level == Durability::Replica)
+    {
+        return Err(Failure::fatal(
+            "up: durability replica needs a second server; here it is one of memory, ssd, pfs",
+        ));
+    }
     if settings.ssd.is_empty() && levels.flatten().any(|level| level == Durability::Ssd) {
         return Err(Failure::fatal(
             "up: durability ssd needs a flash directory; add --ssd DIR, or choose memory or pfs",

@@ -210,12 +210,9 @@ value!(
 
 fn parse_level(text: &str) -> Result<Durability, String> {
     match text.parse::<Durability>() {
-        Ok(Durability::Replica) => Err(
-            "durability replica needs a second server; here it is one of memory, ssd, pfs".into(),
-        ),
         Ok(level) => Ok(level),
         Err(_) => Err(format!(
-            "unknown durability '{text}': expected one of memory, ssd, pfs"
+            "unknown durability '{text}': expected one of memory, ssd, pfs, and in a cluster replica"
         )),
     }
 }
@@ -279,11 +276,7 @@ mod tests {
                 .unwrap_err()
                 .contains("memory, ssd, pfs")
         );
-        assert!(
-            Level::from_text("replica")
-                .unwrap_err()
-                .contains("second server")
-        );
+        assert_eq!(Level::from_text("replica"), Ok(Level(Durability::Replica)));
         assert_eq!(
             PolicyName::from_text("maxbw"),
             Ok(PolicyName("maxbw".into()))

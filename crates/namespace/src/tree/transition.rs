@@ -5,12 +5,18 @@ use forebay_tiers::{ObjectStat, Sums};
 use forebay_types::{Errno, Generation, TierId};
 
 use super::FileState;
-use crate::record::{Flushed, Residency, Temporary, Xattrs};
+use crate::record::{Flushed, Meta, Residency, Temporary, Xattrs};
 
 /// What a change has found, to be taken back if it cannot be recorded.
 pub(crate) struct BeforeChange {
     residency: Residency,
     xattrs: Option<Xattrs>,
+}
+
+/// What a promotion has found, likewise.
+pub(crate) struct BeforePromotion {
+    residency: Residency,
+    meta: Meta,
 }
 
 /// What a confirmation has found, likewise.
@@ -137,6 +143,16 @@ impl FileState {
         self.debug_check();
     }
 
+    /// So many bytes of this generation were put on stable storage in its tier, and no fsync has
+    /// asked for that. Where a second copy is older, what was promised stays what that copy has:
+    /// who has lost the tier goes on with the copy.
+    pub fn note_stable(&mut self, generation: Generation, bytes: u64) {
+        let is_older = self.residency.shadow.is_some_and(|(_, of)| of < generation);
+        if !is_older || self.residency.flushed.is_none() {
+            self.note_flushed(generation, bytes);
+        }
+    }
+
     /// The object is about to be cut: of what was flushed no more is left than `size`. What was on
     /// record, if that is more. [`FileState::end_cut`] follows, whatever comes of it.
     pub fn begin_cut(&mut self, size: u64) -> Option<Flushed> {
@@ -208,22 +224,65 @@ impl FileState {
     /// The content is on stable storage, and these are its checksums.
     pub(crate) fn seal(&mut self, sums: &Sums) {
         self.facts.residency.vouch(sums);
-        self.note_flushed(self.generation(), sums.bytes);
+        self.note_stable(self.generation(), sums.bytes);
     }
 
     /// Another tier has the object from now on. `flushed_bytes`: that is stable storage, and so
     /// many were flushed. What was before.
-    pub(crate) fn migrate(&mut self, tier: TierId, flushed_bytes: Option<u64>) -> BeforeChange {
+    /// A second copy is `kept` where it is still that.
+    pub(crate) fn migrate(
+        &mut self,
+        tier: TierId,
+        flushed_bytes: Option<u64>,
+        kept: bool,
+    ) -> BeforeChange {
         let before = BeforeChange {
             residency: self.residency,
             xattrs: None,
         };
         self.facts.residency.tier = tier;
-        self.facts.residency.shadow = None;
+        if !kept {
+            self.facts.residency.shadow = None;
+        }
         if let (Some(bytes), true) = (flushed_bytes, self.is_dirty()) {
-            self.note_flushed(self.generation(), bytes);
+            self.note_stable(self.generation(), bytes);
         }
         before
+    }
+}
+
+/// A second copy becomes the file.
+impl FileState {
+    /// Its second copy, which is this, is the file from now on. What nobody has put into that copy
+    /// is lost, and a copy of what was lost is published no more. What was before.
+    pub(crate) fn promote(
+        &mut self,
+        (tier, stat): (TierId, &ObjectStat),
+        written: bool,
+    ) -> BeforePromotion {
+        let before = BeforePromotion {
+            residency: self.residency,
+            meta: self.meta,
+        };
+        let copied = self.residency.shadow.map(|(_, copied)| copied);
+        self.changed();
+        let residency = &mut self.facts.residency;
+        residency.tier = tier;
+        residency.shadow = None;
+        residency.writing = written;
+        residency.flushed = residency.flushed.or(copied.map(|generation| Flushed {
+            generation,
+            bytes: stat.size,
+        }));
+        self.take_stat(stat);
+        self.debug_check();
+        before
+    }
+
+    /// That could not be recorded, and has not been.
+    pub(crate) fn take_promotion_back(&mut self, before: BeforePromotion) {
+        self.facts.residency = before.residency;
+        self.facts.meta = before.meta;
     }
 }
 

@@ -284,6 +284,8 @@ pub struct Settings {
     pub wait_for_holders: Duration,
     /// What fsync promises; `None`: `ssd` where there is a flash tier, else `pfs`.
     pub durability: Option<Durability>,
+    /// Second copies that are lost are made again no faster than this, bytes per second.
+    pub replica_rate_bytes_per_s: u64,
     /// First match wins.
     pub rules: Vec<PathRule>,
     /// Name of the scheduling policy.
@@ -348,6 +350,7 @@ impl Settings {
             nodes: Vec::new(),
             wait_for_holders: DATA_SERVERS_AT_START,
             durability: None,
+            replica_rate_bytes_per_s: 256 << 20,
             rules: Vec::new(),
             policy: "bbos".into(),
             demotion: DemotionSettings::default(),

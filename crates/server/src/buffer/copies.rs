@@ -10,6 +10,7 @@ use forebay_policy::spill::flash_with_room;
 use forebay_types::{Errno, Generation, TierId, failpoint};
 
 use crate::buffer::Buffer;
+use crate::buffer::holders::is_out_of_reach;
 
 impl Buffer {
     /// The object has moved to another tier: the copy on flash is it, or of no use any more.
@@ -89,17 +90,30 @@ impl Buffer {
     pub fn remove_left_behind(&self, file: &File, tier: TierId) {
         tracing::trace!(file = %file.object, ?tier, "left behind");
         self.unflushed.let_go(file.object);
-        if let Some(slot) = self.tiers.get(tier)
-            && let Err(error) = slot.tier.remove(file.object)
+        let removed = self
+            .tiers
+            .get(tier)
+            .map_or(Ok(()), |slot| slot.tier.remove(file.object));
+        if let Err(error) = removed
             && error.raw_os_error() != Some(libc::ENOENT)
         {
-            let reason = format!(
-                "old copy in {} cannot be removed: {error}",
-                slot.tier.name()
-            );
+            if self.tiers.holder_of(tier).is_some() && is_out_of_reach(&error) {
+                return self.leave_to_a_node(file, tier);
+            }
+            let name = self.tiers.called(tier);
+            let reason = format!("old copy in {name} cannot be removed: {error}");
             self.base.report(file.path(), Errno::of(&error), reason);
         }
         failpoint::hit(failpoint::Point::MoveRemoved);
+    }
+
+    /// It goes once the node is back: until then it is on record as what is left there.
+    fn leave_to_a_node(&self, file: &File, tier: TierId) {
+        if let Err(error) = self.ns.leave_behind(file.object, tier) {
+            let name = self.tiers.called(tier);
+            let reason = format!("its old copy in {name}, which does not answer: {error}");
+            self.base.report(file.path(), error.errno(), reason);
+        }
     }
 
     /// A copy that did not become the file goes, unless it is the one of an earlier fsync. That of

@@ -82,6 +82,14 @@ pub fn find_holders(settings: &Settings, claim: &Claim, known: &mut Known) -> Ve
     found.collect()
 }
 
+/// The node that has it does not answer.
+pub fn is_out_of_reach(error: &io::Error) -> bool {
+    matches!(
+        error.raw_os_error(),
+        Some(libc::EHOSTDOWN | libc::ENOTCONN | libc::ESHUTDOWN)
+    )
+}
+
 fn is_refused(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::EBUSY | libc::EACCES))
 }

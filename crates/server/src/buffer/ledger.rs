@@ -354,6 +354,12 @@ impl Ledger {
             .map_or(0, |c| c.used_bytes)
     }
 
+    /// What its copy in another tier is charged, bytes.
+    pub fn shadow_bytes(&self, object: ObjectId) -> u64 {
+        let books = self.books.lock();
+        books.shadows.get(&object).map_or(0, |c| c.used_bytes)
+    }
+
     /// What the file system below a tier can still give.
     pub fn set_physical_free(&self, tier: TierId, free_bytes: u64) {
         let mut books = self.books.lock();

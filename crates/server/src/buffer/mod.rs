@@ -19,6 +19,7 @@ pub(crate) mod table;
 pub(crate) mod tierset;
 pub(crate) mod unclosed;
 pub(crate) mod unflushed;
+pub(crate) mod unsent;
 
 use std::collections::HashSet;
 use std::sync::Arc;

@@ -12,6 +12,7 @@ use parking_lot::{Condvar, Mutex, MutexGuard, RwLock};
 
 use crate::buffer::blocks::Blocks;
 use crate::buffer::changes::Changes;
+use crate::buffer::unsent::Unsent;
 
 /// Locks are spread over so many shards by id.
 pub const SHARDS: usize = 64;
@@ -127,6 +128,8 @@ pub struct OpenFile {
     pub series: AtomicU64,
     /// How large the file will be, if its series has shown that; else 0.
     pub predicted_bytes: AtomicU64,
+    /// What its second copy on another server lacks.
+    pub unsent: Unsent,
     /// Of what goes straight to the PFS.
     pub behind: WriteBehind,
     /// There are `blocks`: every read asks.
@@ -166,6 +169,7 @@ impl OpenFile {
             fsynced: AtomicBool::new(false),
             series: AtomicU64::new(0),
             predicted_bytes: AtomicU64::new(0),
+            unsent: Unsent::default(),
             behind: WriteBehind::default(),
             has_blocks: AtomicBool::new(false),
             blocks: Mutex::new(None),
@@ -320,6 +324,8 @@ pub struct OpenTable {
     files: AtomicU64,
     held: Arc<AtomicU64>,
     pfs_given_up: AtomicBool,
+    /// Files that have lost something before they were opened: whoever asks first is told.
+    lost: Mutex<HashSet<ObjectId>>,
 }
 
 impl OpenTable {
@@ -332,12 +338,32 @@ impl OpenTable {
             files: AtomicU64::new(0),
             held: Arc::default(),
             pfs_given_up: AtomicBool::new(false),
+            lost: Mutex::default(),
         }
     }
 
     /// A file about to get its first handle.
     pub fn make(&self, ino: Ino, target: Target, passthrough: bool) -> OpenFile {
         OpenFile::new(ino, target, passthrough, self.held.clone())
+    }
+
+    /// What programs have written to a file that is open is lost: all handles that there are are to
+    /// be told so.
+    pub fn lose(&self, open: &OpenFile) {
+        open.unsent.lose(Handle(self.next.load(Ordering::Acquire)));
+    }
+
+    /// The same of a file that nobody has open in this life of the server.
+    pub fn lose_unopened(&self, object: ObjectId) {
+        self.lost.lock().insert(object);
+    }
+
+    /// Whether a handle is to be told now that something is lost.
+    pub fn take_loss(&self, open: &OpenFile, handle: Handle, object: ObjectId) -> bool {
+        if self.lost.lock().remove(&object) {
+            open.unsent.lose(Handle(u64::MAX));
+        }
+        open.unsent.take_loss(handle)
     }
 
     /// Files that hold a descriptor.

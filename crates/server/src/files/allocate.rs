@@ -67,6 +67,7 @@ impl Files {
             SpaceChange::ZeroRangeKeepSize => Allocate::ZeroRangeKeepSize,
         };
         let allocated = target.object().allocate(mode, offset, len);
+        open.unsent.changed();
         self.note_changed(&target)?;
         drop(target);
         if allocated.is_err() && takes_space && !had_more {

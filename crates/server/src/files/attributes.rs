@@ -227,6 +227,7 @@ impl Files {
                         }
                         Target::Pfs { file, .. } => file.set_len(size)?,
                     }
+                    open.unsent.changed();
                     self.note_changed(target)?;
                     break;
                 }

@@ -19,8 +19,15 @@ use crate::integrity::atrest::{Looked, Purpose};
 const TRIES: u32 = 8;
 
 impl Files {
-    /// The content is about to change: from here on copies of what it was are not published.
+    /// The content is about to change in another way than by a write, which a second copy of it
+    /// cannot be told. To be said once more when it has.
     pub fn note_change(&self, open: &OpenFile, target: &Target) -> Result<(), Failure> {
+        open.unsent.changed();
+        self.note_write(open, target)
+    }
+
+    /// The content is about to change: from here on copies of what it was are not published.
+    pub fn note_write(&self, open: &OpenFile, target: &Target) -> Result<(), Failure> {
         self.integrity.compare_before_change(open, target)?;
         open.touched.store(true, Ordering::Release);
         let Target::Buffer { file, .. } = target else {

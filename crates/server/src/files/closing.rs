@@ -120,6 +120,14 @@ impl Files {
             let mut state = file.lock();
             // What the kernel wrote is a change whatever was taken for known of it meanwhile.
             state.close(&stat, open.passthrough);
+            if let Some((second, _)) = state.residency.shadow
+                && !open.passthrough
+                && open.unsent.is_nothing()
+            {
+                // All that was written since was sent there.
+                let now = state.generation();
+                state.note_shadow(second, now);
+            }
             if open.changes.are_under_way() {
                 // The object may be longer in a moment, and who changes it takes that in.
                 state.stay_written();
@@ -380,7 +388,7 @@ impl Files {
         self.integrity.flush(file, tier, &*object, false)?;
         let mut state = file.lock();
         if state.is_dirty() {
-            state.note_flushed(generation, bytes);
+            state.note_stable(generation, bytes);
             self.ns.save(file, &state, KvDurability::Buffered)?;
         }
         Ok(())

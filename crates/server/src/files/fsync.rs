@@ -25,7 +25,7 @@ const STABLE_TRIES: u32 = 4;
 
 /// What a flush of an open file makes stable.
 #[derive(Clone, Copy)]
-struct Flush {
+pub(super) struct Flush {
     /// The content, or a later one.
     generation: Generation,
     /// At least so many bytes, if it is not cut meanwhile.
@@ -37,7 +37,7 @@ struct Flush {
 impl Files {
     /// Makes what was written so far as durable as the file's level says.
     pub fn fsync(&self, handle: Handle, data_only: bool) -> Result<(), Failure> {
-        let (open, _) = self.buffer.opens().file(handle)?;
+        let (open, flags) = self.buffer.opens().file(handle)?;
         open.fsynced.store(true, Ordering::Release);
         let target = self.target(&open)?.clone();
         let (file, object, tier) = match target {
@@ -47,6 +47,10 @@ impl Files {
             }
             Target::Buffer { file, object, tier } => (file, object, tier),
         };
+        if flags.writes() && self.buffer.opens().take_loss(&open, handle, file.object) {
+            // What was written went with its node.
+            return Err(Errno::EIO.into());
+        }
         self.report_to_fsync(&file)?;
         self.integrity.heard(&file, tier, open.behind.check())?;
         self.integrity.refuse_failed_flush(&file)?;
@@ -90,7 +94,13 @@ impl Files {
                 self.integrity.flush(file, tier, &*object, data_only)?;
                 self.flush_to_pfs(open, file, &*object, flush)
             }
-            Durability::Ssd | Durability::Replica => {
+            Durability::Replica => {
+                let (object, outdated) = self.flush_to_two(open, file, data_only)?;
+                self.promise(open, file, &*object, flush)?;
+                self.drop_outdated_second(file, outdated);
+                Ok(())
+            }
+            Durability::Ssd => {
                 let object = match self.buffer.tiers().kind(tier) {
                     TierKind::Dram => self.flush_to_flash(open, file)?,
                     _ => {
@@ -146,7 +156,7 @@ impl Files {
     }
 
     /// Asks what an object holds, right before it is flushed.
-    fn begin_flush(&self, file: &File, object: &dyn Object) -> Result<Flush, Failure> {
+    pub(super) fn begin_flush(&self, file: &File, object: &dyn Object) -> Result<Flush, Failure> {
         let (generation, cuts, cutting) = {
             let state = file.lock();
             (state.generation(), state.cuts, state.cutting > 0)
@@ -167,10 +177,9 @@ impl Files {
     fn save_live(&self, file: &File, object: &dyn Object, flush: Flush) -> Result<(), Failure> {
         let stat = object.stat()?;
         let mut state = file.lock();
-        let on_flash = match state.residency.shadow {
-            Some((_, of)) => of >= flush.generation,
-            None => self.buffer.tiers().kind(state.residency.tier) != TierKind::Dram,
-        };
+        let shadow = state.residency.shadow;
+        let on_flash = self.buffer.tiers().kind(state.residency.tier) != TierKind::Dram
+            || shadow.is_some_and(|(_, of)| of >= flush.generation);
         let before = state.residency.flushed;
         if on_flash && state.is_dirty() {
             // If it was cut meanwhile, what it has grown to since may be on no device.
@@ -214,7 +223,7 @@ impl Files {
 
     /// Demotes an object with the size and time that it has now: the record knows those of a file
     /// that is open only from its last fsync.
-    fn flush_to_pfs(
+    pub(super) fn flush_to_pfs(
         &self,
         open: &OpenFile,
         file: &Arc<File>,
@@ -346,7 +355,11 @@ impl Files {
         let Some((flash, _)) = shadow else {
             return Ok(());
         };
-        if self.buffer.tiers().kind(tier) != TierKind::Dram {
+        let is_second = self.second_of(file).is_some()
+            && self.catalog.durability_of_file(file) == Durability::Replica;
+        let in_memory = self.buffer.tiers().kind(tier) == TierKind::Dram;
+        if !clean && (is_second || !in_memory) {
+            // Both stay; what the second copy lacks it gets in the background.
             return Ok(());
         }
         if clean {
@@ -415,6 +428,11 @@ impl Files {
             (state.residency.tier, state.is_dirty())
         };
         if !dirty {
+            return Ok(());
+        }
+        let second = self.second_of(file).map(|(_, copied)| copied);
+        if second == Some(self.buffer.generation(file)) {
+            // Its second copy is all of it, on flash.
             return Ok(());
         }
         // With the claim held, it is neither opened nor evicted meanwhile.
@@ -515,7 +533,7 @@ impl Files {
 }
 
 /// Whether another place may take what flash has not taken.
-fn has_no_room(errno: Errno) -> bool {
+pub(super) fn has_no_room(errno: Errno) -> bool {
     matches!(errno, Errno::ENOSPC | Errno::EDQUOT | Errno::ENOENT)
 }
 

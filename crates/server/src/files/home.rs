@@ -58,7 +58,7 @@ impl Files {
         spaces.into_iter().filter(is_there).collect()
     }
 
-    fn server_of(&self, space: &TierSpace) -> HolderId {
+    pub(super) fn server_of(&self, space: &TierSpace) -> HolderId {
         let slot = self.buffer.tiers().get(TierId(space.index as u8));
         HolderId(slot.map_or(self.settings.server, |slot| slot.server))
     }
@@ -88,7 +88,13 @@ impl Files {
         found.map(|holder| HolderId(holder.server))
     }
 
-    fn holders(&self, spaces: &[TierSpace]) -> Vec<Holder> {
+    fn rack_of(&self, id: HolderId) -> Rack {
+        let mut others = self.settings.holders.iter();
+        let other = others.find(|holder| holder.server == id.0);
+        Rack(other.map_or(self.settings.rack, |holder| holder.rack))
+    }
+
+    pub(super) fn holders(&self, spaces: &[TierSpace]) -> Vec<Holder> {
         let mut tiers: BTreeMap<HolderId, Vec<HolderTier>> = BTreeMap::new();
         for space in spaces {
             let figures = self.buffer.ledger().figures(TierId(space.index as u8));
@@ -101,16 +107,11 @@ impl Files {
                     evictable_bytes: figures.used_bytes.saturating_sub(figures.dirty_bytes),
                 });
         }
-        let rack = |id: HolderId| {
-            let mut others = self.settings.holders.iter();
-            let other = others.find(|holder| holder.server == id.0);
-            Rack(other.map_or(self.settings.rack, |holder| holder.rack))
-        };
         tiers
             .into_iter()
             .map(|(id, tiers)| Holder {
                 id,
-                rack: rack(id),
+                rack: self.rack_of(id),
                 // Others have no space here.
                 is_answering: true,
                 is_emptied: false,

@@ -97,15 +97,19 @@ impl Files {
             }
             let target = self.target(open)?;
             self.buffer.reach(&target)?;
-            self.note_change(open, &target)?;
+            self.note_write(open, &target)?;
             let place = (!how.append).then_some(offset);
             let written = match how.write_back {
                 true => store_back(open, &target, data, offset),
                 false => write_object(&target, data, place),
             };
-            if written.is_err() {
-                // Some of it may be there.
-                self.note_in_place(&target)?;
+            match &written {
+                Ok((written, end)) => open.unsent.wrote(end.saturating_sub(*written as u64)..*end),
+                Err(_) => {
+                    // Some of it may be there.
+                    open.unsent.failed();
+                    self.note_in_place(&target)?;
+                }
             }
             match written {
                 Ok((written, end)) => {

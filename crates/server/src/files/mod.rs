@@ -19,6 +19,7 @@ pub(crate) mod mover;
 pub(crate) mod open;
 pub(crate) mod pages;
 pub(crate) mod parting;
+pub(crate) mod replica;
 pub(crate) mod setid;
 pub(crate) mod space;
 pub(crate) mod stable;
@@ -26,11 +27,11 @@ pub(crate) mod stage;
 pub(crate) mod unnamed;
 pub(crate) mod unseen;
 
-use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
+use std::sync::{Arc, OnceLock};
 
 use forebay_namespace::Namespace;
-use forebay_types::ObjectId;
+use forebay_types::{Ino, ObjectId};
 use parking_lot::Mutex;
 
 use crate::base::Base;
@@ -85,7 +86,12 @@ pub struct Files {
     removed: Mutex<Vec<ObjectId>>,
     /// So many threads remove unused objects now.
     collecting: AtomicU64,
+    /// Has clients forget what they keep of a file, where there are sessions.
+    recall: OnceLock<Recall>,
 }
+
+/// Has all clients forget what they keep of a file.
+type Recall = Box<dyn Fn(Ino) + Send + Sync>;
 
 impl Files {
     /// No file is open.
@@ -104,6 +110,7 @@ impl Files {
             making_space: Default::default(),
             removed: Mutex::default(),
             collecting: AtomicU64::default(),
+            recall: OnceLock::new(),
             base: drain.base().clone(),
             catalog: drain.catalog().clone(),
             buffer: drain.buffer().clone(),

@@ -69,14 +69,21 @@ impl Files {
         let object = self.copy_object(file, wanted.source, to)?;
         let stat = object.stat()?;
         let flushed = (self.buffer.tiers().kind(to) != TierKind::Dram).then_some(stat.size);
+        let keeps_second = self.keeps_second(file, to);
         let held = may_commit();
         let committed = match &held {
             Some(_) => {
                 let generation = wanted
                     .generation
                     .unwrap_or_else(|| file.lock().generation());
-                self.ns
-                    .migrated(file, generation, to, wanted.is_exclusive, flushed)
+                self.ns.migrated(
+                    file,
+                    generation,
+                    to,
+                    wanted.is_exclusive,
+                    flushed,
+                    keeps_second,
+                )
             }
             None => Ok(false),
         };
@@ -97,7 +104,9 @@ impl Files {
         drop(held);
         self.buffer.book(file, stat.allocated_bytes);
         self.buffer.remove_left_behind(file, from);
-        self.buffer.leave_shadow(file, shadow, to);
+        if !keeps_second {
+            self.buffer.leave_shadow(file, shadow, to);
+        }
         Ok(Some(stat.allocated_bytes))
     }
 

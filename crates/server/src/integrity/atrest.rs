@@ -17,6 +17,7 @@ use forebay_types::{Generation, ObjectId, TierId, TimeSpec};
 use parking_lot::Mutex;
 
 use crate::buffer::blocks::Blocks;
+pub use crate::buffer::holders::is_out_of_reach;
 
 /// A file that changes while it is looked at is looked at again so often.
 const LOOKS_MAX: usize = 8;
@@ -154,14 +155,6 @@ impl Recorded {
             && state.meta.size == self.size
             && !state.is_unlinked()
     }
-}
-
-/// The node that has it does not answer.
-pub fn is_out_of_reach(error: &io::Error) -> bool {
-    matches!(
-        error.raw_os_error(),
-        Some(libc::EHOSTDOWN | libc::ENOTCONN | libc::ESHUTDOWN)
-    )
 }
 
 /// Says nothing about the object: there is too little of something, or somebody wants it to end.

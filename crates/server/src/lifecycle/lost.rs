@@ -182,7 +182,8 @@ impl Lifecycle {
         if !dry_run {
             if let Some(copy) = copy {
                 let generation = self.buffer.generation(file);
-                self.ns.migrated(file, generation, copy, true, None)?;
+                self.ns
+                    .migrated(file, generation, copy, true, None, false)?;
                 // Only the object knows the size.
                 file.lock().begin_unseen();
                 self.ns.save(file, &file.lock(), KvDurability::Synced)?;

@@ -87,6 +87,7 @@ impl Lifecycle {
             self.base.report(path, Errno::ENOENT, reason);
         }
         self.recover_nameless(loaded.nameless, inventory, &mut claimed);
+        self.recover_left(inventory, &mut claimed);
         // What was replaced or given up just now is garbage too, and no orphan.
         let garbage: Vec<_> = self
             .ns
@@ -177,6 +178,13 @@ impl Lifecycle {
         }
         let residency = file.lock().residency;
         if is_left_out(self.buffer.tiers(), inventory, residency.tier) {
+            if let Some((second, copied)) = residency.shadow
+                && holds(second)
+                && self.promote_found(file, second, copied)?
+            {
+                claimed.insert((second, file.object));
+                return self.take_over(file, second);
+            }
             self.leave_out_of_reach(file, &residency, claimed);
             return Ok(());
         }
@@ -459,11 +467,21 @@ impl Lifecycle {
             // The PFS has it; a copy of an earlier fsync on flash may be older.
             return self.disown(file, holds);
         }
-        if let Some((shadow, _)) = residency.shadow
+        if let Some((shadow, copied)) = residency.shadow
             && holds(shadow)
         {
+            if residency
+                .flushed
+                .is_some_and(|flushed| flushed.generation > copied)
+            {
+                let reason =
+                    "its object is gone; it is what an earlier fsync than its last has left";
+                self.base
+                    .report_loss(file.path(), Errno::EIO, reason.into());
+            }
             let generation = self.buffer.generation(file);
-            self.ns.migrated(file, generation, shadow, true, None)?;
+            self.ns
+                .migrated(file, generation, shadow, true, None, false)?;
             // A later fsync may have been on its way: only the object knows the size.
             file.lock().begin_unseen();
             claimed.insert((shadow, file.object));

@@ -113,6 +113,39 @@ pub fn settings_with_holder(dir: &Path, ssd_bytes: u64) -> Settings {
     settings
 }
 
+/// Flash on these data servers, each in a rack of its own, and none on the server itself.
+pub fn settings_with_holders(dir: &Path, ssd_bytes: u64, servers: &[u16]) -> Settings {
+    let mut settings = settings(dir, ssd_bytes);
+    settings.ssd.clear();
+    settings.server = 1;
+    settings.holders = servers
+        .iter()
+        .map(|server| holder(dir, ssd_bytes, *server))
+        .collect();
+    settings
+}
+
+fn holder(dir: &Path, ssd_bytes: u64, server: u16) -> HolderSetting {
+    let ssd = SsdSetting {
+        dir: dir.join(format!("flash{server}")),
+        capacity_bytes: Some(ssd_bytes),
+    };
+    std::fs::create_dir_all(&ssd.dir).expect("mkdir");
+    let open = move |instance| {
+        let tier = open_flash("ssd", &ssd, instance)?;
+        Ok(vec![Arc::new(tier) as Arc<dyn Tier>])
+    };
+    let pfs = PfsTree::open(&dir.join("pfs")).expect("a PFS");
+    let server_of = DataServer::new("this boot".into(), Vec::new(), Box::new(open), Some(pfs));
+    let connection = InMemory::mount(Arc::new(server_of.session()));
+    HolderSetting {
+        server,
+        rack: server,
+        addresses: Vec::new(),
+        way: HolderWay(Arc::new(connection)),
+    }
+}
+
 /// A check that compares all content.
 pub fn orders(dry_run: bool) -> FsckOrders {
     FsckOrders {
@@ -336,6 +369,12 @@ impl Running {
             forebay_client::Progress::WouldWait => panic!("a write that may wait did not"),
         }
         Ok(())
+    }
+
+    /// Writes by one request.
+    pub fn write_unwaited(&self, handle: Handle, offset: u64, data: &[u8]) -> Result<(), Errno> {
+        let how = WriteHow::WAITING;
+        self.client.write(handle, offset, data, how, 0).map(drop)
     }
 
     /// Creates a file in the root with this content and closes it.

@@ -465,6 +465,8 @@ pub fn workloads(point: Point) -> Vec<Workload> {
         }
         Point::RecoverSwept => vec![work([w("a", 1)], [Drain]).after(Point::DemoteTemporary)],
         Point::StopThreads | Point::StopMoved | Point::StopSynced => stops(),
+        // Of a node that goes: `tests/replica.rs`.
+        Point::PromoteRecord | Point::LeftRemoved => Vec::new(),
         Point::FsckQuarantined
         | Point::FsckIdentified
         | Point::FsckRecordKept

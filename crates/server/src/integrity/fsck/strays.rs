@@ -185,6 +185,18 @@ impl Check<'_> {
                 Ok(integrity.ns.garbage_removed(&[object])?)
             });
         }
+        if self.integrity.ns.left_behind().contains(&(object, tier)) {
+            if self.served {
+                return;
+            }
+            let problem = "was left where its file was and is still there".to_string();
+            let wrong = stray(Damage::Garbage, in_tier(object, slot), problem);
+            return self.found(wrong, move |integrity, _| {
+                slot.tier.remove(object)?;
+                slot.tier.sync_all()?;
+                Ok(integrity.ns.no_longer_left(object, tier)?)
+            });
+        }
         self.unknown.push((tier, object));
     }
 

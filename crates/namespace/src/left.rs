@@ -1,0 +1,113 @@
+//! A second copy takes the place of a file whose node is away, and what is left there of the file.
+//!
+//! What is left is on record until it is removed, beside the record of the file and longer than
+//! that: whatever the node has when it is back, it is not the file. Which object is the file says
+//! the file's record alone; what that names is never removed for being left.
+
+use std::collections::BTreeMap;
+
+use forebay_kv::Durability;
+use forebay_tiers::ObjectStat;
+use forebay_types::{Generation, ObjectId, TierId, failpoint};
+
+use crate::log::Batch;
+use crate::record;
+use crate::{File, Namespace, NsError};
+
+/// Objects by id, and the tiers in which they are left.
+pub(crate) type Left = BTreeMap<ObjectId, Vec<TierId>>;
+
+impl Namespace {
+    /// The second copy of a file, which is this, is the file from now on; what was the file is
+    /// left. One commit says both. `false` if the file has changed since it was of this generation,
+    /// or has no such copy or no name any more. `written`: somebody has it open for writing, so
+    /// that only the object knows its size.
+    pub fn promote(
+        &self,
+        file: &File,
+        generation: Generation,
+        to: (TierId, &ObjectStat),
+        written: bool,
+    ) -> Result<bool, NsError> {
+        let mut state = file.lock();
+        let residency = state.residency;
+        let is_it = residency.shadow.is_some_and(|(tier, _)| tier == to.0);
+        let is_same = residency.generation == generation && !residency.clean && is_it;
+        if !is_same || state.is_unlinked() || state.demoting || state.copy_under_way().is_some() {
+            return Ok(false);
+        }
+        let mut left = self.left.lock();
+        let mut tiers = left.get(&file.object).cloned().unwrap_or_default();
+        tiers.retain(|tier| *tier != residency.tier && *tier != to.0);
+        tiers.push(residency.tier);
+        let before = state.promote(to, written);
+        let mut batch = Batch::new();
+        let put = self.put_file(&mut batch, file, &state).and_then(|()| {
+            batch.put(record::left_key(file.object), record::encode(&tiers)?);
+            Ok(self.store.commit(batch, Durability::Synced)?)
+        });
+        if let Err(error) = put {
+            state.take_promotion_back(before);
+            return Err(error);
+        }
+        left.insert(file.object, tiers);
+        failpoint::hit(failpoint::Point::PromoteRecord);
+        Ok(true)
+    }
+
+    /// A copy of this object, which no record of a file names from now on, is in a tier that does
+    /// not answer.
+    pub fn leave_behind(&self, object: ObjectId, tier: TierId) -> Result<(), NsError> {
+        let mut left = self.left.lock();
+        let tiers = left.entry(object).or_default();
+        if !tiers.contains(&tier) {
+            tiers.push(tier);
+        }
+        let mut batch = Batch::new();
+        batch.put(record::left_key(object), record::encode(tiers)?);
+        Ok(self.store.commit(batch, Durability::Buffered)?)
+    }
+
+    /// Nothing of it is left in this tier: it was removed, for good, or is named by the record of
+    /// its file again.
+    pub fn no_longer_left(&self, object: ObjectId, tier: TierId) -> Result<(), NsError> {
+        let mut left = self.left.lock();
+        let Some(tiers) = left.get(&object) else {
+            return Ok(());
+        };
+        let rest: Vec<TierId> = tiers.iter().copied().filter(|of| *of != tier).collect();
+        let mut batch = Batch::new();
+        match rest.is_empty() {
+            true => batch.delete(record::left_key(object)),
+            false => batch.put(record::left_key(object), record::encode(&rest)?),
+        }
+        self.store.commit(batch, Durability::Buffered)?;
+        match rest.is_empty() {
+            true => drop(left.remove(&object)),
+            false => drop(left.insert(object, rest)),
+        }
+        Ok(())
+    }
+
+    /// All that is left, and where.
+    pub fn left_behind(&self) -> Vec<(ObjectId, TierId)> {
+        let left = self.left.lock();
+        let all = left.iter();
+        all.flat_map(|(object, tiers)| tiers.iter().map(|tier| (*object, *tier)))
+            .collect()
+    }
+
+    /// As a start finds it.
+    pub(crate) fn load_left(&self, unreadable: &mut Vec<Vec<u8>>) -> Result<(), NsError> {
+        let mut left = self.left.lock();
+        self.store
+            .scan(record::LEFT_PREFIX, None, &mut |key, value| {
+                match (record::object_of_key(key), record::decode(value)) {
+                    (Some(object), Ok(tiers)) => drop(left.insert(object, tiers)),
+                    _ => unreadable.push(key.to_vec()),
+                }
+                true
+            })?;
+        Ok(())
+    }
+}

@@ -1,0 +1,275 @@
+//! The level `replica`: what fsync promised is there without any one data server, whenever that
+//! goes, and what it has when it is back is never taken for the file.
+
+mod common;
+
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
+use std::time::{Duration, Instant};
+
+use forebay_policy::durability::Durability;
+use forebay_server::{HolderWay, Instance, Settings};
+use forebay_types::{Errno, Handle};
+use forebay_wire::{Connection, OUT_OF_REACH, Reply, Request};
+
+use common::{PATIENCE, Running, Scratch, settings_with_holders};
+
+/// A way to a data server that answers as long as it is there, and so many calls.
+struct Flaky {
+    inner: HolderWay,
+    is_there: AtomicBool,
+    /// It goes when these are used up.
+    answers: AtomicI64,
+}
+
+impl Flaky {
+    fn answers(&self) -> bool {
+        if self.answers.fetch_sub(1, Ordering::AcqRel) <= 0 {
+            self.is_there.store(false, Ordering::Release);
+        }
+        self.is_there.load(Ordering::Acquire)
+    }
+
+    fn goes_after(&self, answers: i64) {
+        self.answers.store(answers, Ordering::Release);
+    }
+
+    fn comes_back(&self) {
+        self.answers.store(i64::MAX / 2, Ordering::Release);
+        self.is_there.store(true, Ordering::Release);
+    }
+}
+
+impl Connection for Flaky {
+    fn call(&self, request: Request, payload: &[u8], into: &mut [u8]) -> Result<Reply, Errno> {
+        match self.answers() {
+            true => self.inner.0.call(request, payload, into),
+            false => Err(OUT_OF_REACH),
+        }
+    }
+
+    fn is_answering(&self) -> bool {
+        self.is_there.load(Ordering::Acquire)
+    }
+
+    fn hands_over_descriptors(&self) -> bool {
+        false
+    }
+}
+
+/// A burst buffer on data servers that come and go.
+struct Servers {
+    settings: Settings,
+    ways: Vec<(u16, Arc<Flaky>)>,
+}
+
+impl Servers {
+    fn new(dir: &Path, servers: &[u16]) -> Servers {
+        let mut settings = settings_with_holders(dir, 64 << 20, servers);
+        settings.durability = Some(Durability::Replica);
+        settings.demotion.idle = false;
+        settings.demotion.start_fraction = 0.9;
+        settings.wait_for_holders = Duration::from_millis(50);
+        let holders = settings.holders.iter_mut();
+        let ways = holders.map(|holder| {
+            let flaky = Arc::new(Flaky {
+                inner: holder.way.clone(),
+                is_there: AtomicBool::new(true),
+                answers: AtomicI64::new(i64::MAX / 2),
+            });
+            holder.way = HolderWay(flaky.clone());
+            (holder.server, flaky)
+        });
+        let ways = ways.collect();
+        Servers { settings, ways }
+    }
+
+    fn way(&self, server: u16) -> &Flaky {
+        let mut ways = self.ways.iter();
+        &ways.find(|(id, _)| *id == server).expect("a server").1
+    }
+
+    fn start(&self) -> Running {
+        Running::start(&self.settings, false)
+    }
+
+    fn all_come_back(&self) {
+        self.ways.iter().for_each(|(_, way)| way.comes_back());
+    }
+}
+
+/// Servers that have a file, its own first.
+fn servers_of(running: &Running, path: &[u8]) -> Vec<u16> {
+    let held = running.residency(path);
+    let names = held[0].tiers.iter().map(|name| {
+        let rest = name.strip_prefix("server-").expect("a data server's");
+        rest.split(':')
+            .next()
+            .expect("an id")
+            .parse()
+            .expect("an id")
+    });
+    names.collect()
+}
+
+fn content(seed: u8, bytes: usize) -> Vec<u8> {
+    (0..bytes).map(|at| seed ^ (at / 7) as u8).collect()
+}
+
+/// A file that is written and fsynced, open.
+fn put_synced(running: &Running, name: &[u8], data: &[u8]) -> Handle {
+    let (_, handle) = running.create(name).expect("create");
+    running.write(handle, 0, data).expect("write");
+    running.client.fsync(handle, false).expect("fsync");
+    handle
+}
+
+/// Until a data server that is away is given up, and longer.
+fn wait_for(what: &str, mut is_so: impl FnMut() -> bool) {
+    let begun = Instant::now();
+    while !is_so() {
+        assert!(begun.elapsed() < PATIENCE, "{what}");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+#[test]
+fn an_fsync_has_the_file_on_two_servers_and_sends_what_has_changed() {
+    let scratch = Scratch::new();
+    let servers = Servers::new(scratch.path(), &[2, 3]);
+    let running = servers.start();
+    let mut data = content(1, 3 << 20);
+    let handle = put_synced(&running, b"f", &data);
+    let both = servers_of(&running, b"f");
+    assert_eq!(both.len(), 2, "{both:?}");
+    assert_ne!(both[0], both[1]);
+    let calls = || servers.way(both[1]).answers.load(Ordering::Acquire);
+    let before = calls();
+    running.client.fsync(handle, false).expect("fsync");
+    let idle = before - calls();
+    assert!(idle <= 3, "{idle} calls for nothing");
+    data[1 << 20..][..4096].fill(9);
+    running.write(handle, 1 << 20, &[9; 4096]).expect("write");
+    let before = calls();
+    running.client.fsync(handle, false).expect("fsync");
+    let little = before - calls();
+    assert!(little < 12, "{little} calls for 4 KiB");
+    running.client.release(handle).expect("close");
+    running.instance.stop();
+    drop(running);
+    // Without the one that has the file.
+    servers.way(both[0]).goes_after(0);
+    let running = servers.start();
+    assert!(running.read_all(b"f").expect("read") == data);
+    running.instance.stop();
+}
+
+#[test]
+fn without_a_second_server_an_fsync_is_one_to_the_pfs() {
+    let scratch = Scratch::new();
+    let servers = Servers::new(scratch.path(), &[2]);
+    let running = servers.start();
+    let data = content(2, 100_000);
+    let handle = put_synced(&running, b"f", &data);
+    assert_eq!(std::fs::read(scratch.pfs().join("f")).expect("there"), data);
+    running.client.release(handle).expect("close");
+    running.instance.stop();
+}
+
+#[test]
+fn a_file_that_is_drained_has_no_second_copy() {
+    let scratch = Scratch::new();
+    let servers = Servers::new(scratch.path(), &[2, 3]);
+    let running = servers.start();
+    let handle = put_synced(&running, b"f", &content(3, 100_000));
+    running.client.release(handle).expect("close");
+    assert_eq!(servers_of(&running, b"f").len(), 2);
+    running.drain();
+    let held = running.residency(b"f");
+    assert_eq!(held[0].tiers.len(), 2, "one tier and the PFS: {held:?}");
+    running.audit();
+    running.instance.stop();
+}
+
+/// Version by version a file is fsynced; after any number of answers one of both servers goes, and
+/// at a start without it the file is what was promised last, or what was being written then. Then
+/// it comes back, and nothing of what it has is the file.
+#[test]
+fn a_server_that_goes_at_any_moment_takes_nothing_that_was_promised() {
+    let all = match common::from_env("REPLICA_EACH") {
+        Some(_) => (0..90).collect::<Vec<i64>>(),
+        None => (0..90).step_by(9).collect(),
+    };
+    for which in [0, 1] {
+        for answers in &all {
+            let begun = Instant::now();
+            at_any_moment(which, *answers);
+            eprintln!("{which} {answers} {:?}", begun.elapsed());
+        }
+    }
+}
+
+fn at_any_moment(which: usize, answers: i64) {
+    let scratch = Scratch::new();
+    let servers = Servers::new(scratch.path(), &[2, 3]);
+    let running = servers.start();
+    let version = |n: u8| content(n, 20_000 + 1000 * usize::from(n));
+    let handle = put_synced(&running, b"f", &version(0));
+    let both = servers_of(&running, b"f");
+    let gone = both[which];
+    servers.way(gone).goes_after(answers);
+    let (mut promised, mut tried) = (0, 0);
+    for n in 1..6 {
+        tried = n;
+        let written = running.write_unwaited(handle, 0, &version(n));
+        if written
+            .and_then(|()| running.client.fsync(handle, false))
+            .is_err()
+        {
+            break;
+        }
+        promised = n;
+        if !servers.way(gone).is_answering() {
+            break;
+        }
+    }
+    servers.way(gone).goes_after(0);
+    // As a kill: nothing is closed.
+    drop(running.client);
+    running.instance.stop();
+    drop(running.instance);
+    let what = format!("server {which} after {answers} answers: {promised}, {tried}");
+    let on_pfs = std::fs::read(scratch.pfs().join("f")).ok();
+    let is_promised = |found: &[u8]| {
+        let is_of = |at: usize| {
+            let byte = found[at];
+            (promised..=tried).any(|n| version(n).get(at) == Some(&byte))
+        };
+        found.len() >= version(promised).len() && (0..version(promised).len()).all(is_of)
+    };
+    let running = servers.start();
+    let found = running.read_all(b"f");
+    let found = found.unwrap_or_else(|e| panic!("{what}: {e}, {on_pfs:?}"));
+    assert!(is_promised(&found), "{what}: {} bytes", found.len());
+    running.instance.stop();
+    drop(running);
+    servers.all_come_back();
+    let running = servers.start();
+    assert!(
+        running.read_all(b"f").expect("read") == found,
+        "{what}: it went back"
+    );
+    running.drain();
+    assert!(
+        running.read_all(b"f").expect("read") == found,
+        "{what}: drained"
+    );
+    assert_eq!(
+        std::fs::read(scratch.pfs().join("f")).expect("there"),
+        found,
+        "{what}"
+    );
+    running.audit();
+    running.instance.stop();
+}
