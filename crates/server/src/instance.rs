@@ -25,7 +25,7 @@ use crate::integrity::{scrub, seal};
 use crate::lifecycle::facts::Facts;
 use crate::lifecycle::onserver::Told;
 use crate::lifecycle::statefolder::{open_store, store_of};
-use crate::lifecycle::{discard, emptying, monitor};
+use crate::lifecycle::{discard, emptying, monitor, replicas};
 use crate::opening::{OpenMode, open_rooms};
 use crate::orders::publication;
 use crate::plan::engine;
@@ -163,6 +163,12 @@ impl Instance {
                 tiers.any(|(_, slot)| !slot.tier.is_answering())
             };
             instance.sessions.nodes_by(Box::new(is_any_away));
+            let sessions = Arc::downgrade(&instance.sessions);
+            rooms.files.recall_by(Box::new(move |ino| {
+                if let Some(sessions) = sessions.upgrade() {
+                    sessions.recall_content(ino);
+                }
+            }));
         }
         instance.spawn_all(workers)?;
         Ok(instance)
@@ -192,6 +198,10 @@ impl Instance {
             self.spawn("fb-holders", true, room, monitor::watch_holders)?;
             self.spawn("fb-space", true, room, monitor::watch_space)?;
             self.spawn("fb-empty", false, room, emptying::run)?;
+            if rooms.lifecycle.has_replicas() {
+                self.spawn("fb-promote", false, room, replicas::watch)?;
+            }
+            self.spawn("fb-replicate", true, room, replicas::replicate)?;
         }
         self.spawn("fb-engine", false, &rooms.plan, engine::beat::run)?;
         self.spawn("fb-discard", true, &rooms.lifecycle, discard::run)?;

@@ -14,6 +14,7 @@ pub(crate) mod orphans;
 pub(crate) mod pfsmark;
 pub(crate) mod probe;
 pub(crate) mod recovery;
+pub(crate) mod replicas;
 pub(crate) mod seconds;
 mod smallfile;
 pub(crate) mod statefolder;

@@ -18,7 +18,7 @@ use super::lives::Lives;
 use super::locks::LockTable;
 use super::pending::{Asked as Recalled, Pending};
 use super::recalls::Recalls;
-use super::shown::{BELIEVED_FOR, ShownLately, Viewers};
+use super::shown::{BELIEVED_FOR, ShownLately, Targets, Viewers};
 use super::turns::Turns;
 use super::{OWN, Sessions};
 use crate::base::processes::Processes;
@@ -96,7 +96,21 @@ impl Sessions {
     pub fn nodes_by(&self, is_any_away: Box<AnyAway>) {
         drop(self.common.is_any_away.set(is_any_away));
     }
+
+    /// Has all clients forget what they keep of a file whose content has changed without them.
+    /// Waits for nobody: who is not told in time may be on the node that has gone.
+    pub fn recall_content(&self, ino: Ino) {
+        let concerned = Concerned {
+            changed: Targets::from_slice(&[ino]),
+            unknown: false,
+        };
+        self.common.recall_pages(ino, NO_CLIENT, Patience::None);
+        self.common.recall(concerned, NO_CLIENT, Patience::None);
+    }
 }
+
+/// No client has this number.
+const NO_CLIENT: u32 = u32::MAX;
 
 impl Common {
     /// Has other clients forget what they were shown, and waits until they have.

@@ -1,0 +1,184 @@
+//! Data servers that go: second copies take the place of their files, and get second copies of
+//! their own.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use forebay_namespace::File;
+use forebay_policy::durability::Durability;
+use forebay_policy::liveness::{HolderLease, Liveness, judge};
+use forebay_policy::replicas::PROMOTED_AFTER_S;
+use forebay_policy::rereplication::{NextCopy, OnlyCopy, ReReplication, Unprotected};
+use forebay_tiers::{CopyControl, TierKind};
+use forebay_types::ObjectId;
+
+use crate::files::replica::Promotion;
+use crate::lifecycle::Lifecycle;
+
+/// Between two looks at the data servers.
+const LOOK: Duration = Duration::from_millis(250);
+/// Between two looks at all files for second copies that are missing.
+const FILES_LOOK: Duration = Duration::from_secs(3);
+
+/// What is thought of each data server, by its id.
+#[derive(Default)]
+struct Judged(HashMap<u16, (Liveness, f64)>);
+
+impl Judged {
+    /// The servers that have been away for long, by now.
+    fn look(&mut self, lifecycle: &Lifecycle, now_s: f64) -> Vec<u16> {
+        let lease = HolderLease::new(PROMOTED_AFTER_S);
+        let tiers = lifecycle.buffer.tiers();
+        let mut lost = Vec::new();
+        for holder in tiers.holders() {
+            let mut its = tiers
+                .iter()
+                .filter(|(_, slot)| slot.server == holder.server);
+            let answers = its.all(|(_, slot)| slot.tier.is_answering());
+            let known = self.0.entry(holder.server);
+            let judged = known.or_insert((Liveness::Answering, now_s));
+            if answers {
+                *judged = (Liveness::Answering, now_s);
+            }
+            judged.0 = judge(judged.0, judged.1, now_s, &lease);
+            if judged.0 == Liveness::Lost {
+                lost.push(holder.server);
+            }
+        }
+        lost
+    }
+}
+
+/// The thread that has second copies take the place of files whose node is away.
+pub fn watch(lifecycle: &Arc<Lifecycle>) {
+    let begun = Instant::now();
+    let mut judged = Judged::default();
+    let (mut before, mut again_at) = (Vec::new(), Instant::now());
+    while !lifecycle.base.is_ending() {
+        let lost = judged.look(lifecycle, begun.elapsed().as_secs_f64());
+        let is_due = lost != before || Instant::now() >= again_at;
+        if !lost.is_empty() && is_due {
+            let again = match lifecycle.promote_all(&lost) {
+                true => LOOK,
+                false => FILES_LOOK,
+            };
+            again_at = Instant::now() + again;
+        }
+        before = lost;
+        lifecycle.base.life().pause(LOOK);
+    }
+}
+
+/// The thread that makes second copies again, and removes what is left of files on nodes that are
+/// back. It may hang with a node.
+pub fn replicate(lifecycle: &Arc<Lifecycle>) {
+    let begun = Instant::now();
+    let rate = lifecycle.settings.replica_rate_bytes_per_s as f64;
+    let mut queue = ReReplication::new(rate, 0.0);
+    let mut files = HashMap::new();
+    let mut look_at = Instant::now();
+    while !lifecycle.base.is_ending() {
+        if Instant::now() >= look_at {
+            lifecycle.sweep_left();
+            lifecycle.find_unprotected(&mut queue, &mut files);
+            look_at = Instant::now() + FILES_LOOK;
+        }
+        let pause = match queue.next(begun.elapsed().as_secs_f64()) {
+            NextCopy::Copy(id) => {
+                lifecycle.protect(&mut queue, &mut files, ObjectId(id));
+                continue;
+            }
+            NextCopy::Pause(s) => Duration::from_secs_f64(s),
+            NextCopy::Nothing => LOOK,
+        };
+        lifecycle.base.life().pause(pause);
+    }
+}
+
+impl Lifecycle {
+    /// Whether some files are at the level `replica`.
+    pub fn has_replicas(&self) -> bool {
+        let rules = self.settings.rules.iter().map(|rule| rule.durability);
+        let mut levels = rules.chain([self.settings.durability]).flatten();
+        levels.any(|level| level == Durability::Replica)
+    }
+
+    /// Whether some were in use, and are to be tried again soon.
+    fn promote_all(&self, lost: &[u16]) -> bool {
+        let tiers = self.buffer.tiers();
+        let is_lost = |file: &Arc<File>| {
+            let slot = tiers.get(file.tier());
+            slot.is_some_and(|slot| lost.contains(&slot.server))
+        };
+        let mut any_busy = false;
+        for file in self.buffer.files().iter().filter(|file| is_lost(file)) {
+            if self.base.is_ending() {
+                break;
+            }
+            match self.files.promote(file) {
+                Ok(Promotion::Done | Promotion::None) => {}
+                Ok(Promotion::Busy) => any_busy = true,
+                Err(failure) => tracing::warn!(
+                    "{}: its second copy cannot take its place yet: {failure}",
+                    file.path().escape_ascii()
+                ),
+            }
+        }
+        any_busy
+    }
+
+    /// Puts files into the queue that were promised a second copy and have none.
+    fn find_unprotected(
+        &self,
+        queue: &mut ReReplication,
+        files: &mut HashMap<ObjectId, Arc<File>>,
+    ) {
+        let tiers = self.buffer.tiers();
+        for file in self.buffer.files() {
+            let tier = file.tier();
+            if tiers.is_out_of_reach(tier) || !self.files.lacks_second(&file) {
+                continue;
+            }
+            let in_memory = tiers.kind(tier) == TierKind::Dram;
+            queue.wants(Unprotected {
+                id: file.object.0,
+                bytes: self.buffer.ledger().used_bytes(file.object),
+                only_copy: match in_memory {
+                    true => OnlyCopy::InMemory,
+                    false => OnlyCopy::OnFlash,
+                },
+                promised_at_s: None,
+            });
+            files.insert(file.object, file);
+        }
+    }
+
+    fn protect(
+        &self,
+        queue: &mut ReReplication,
+        files: &mut HashMap<ObjectId, Arc<File>>,
+        object: ObjectId,
+    ) {
+        // What cannot be done now is found again by the next look.
+        queue.settled(object.0);
+        let Some(file) = files.remove(&object) else {
+            return;
+        };
+        // It has paid for itself before; this keeps what it takes from coming at once.
+        let rate = self.settings.replica_rate_bytes_per_s as f64;
+        let control = CopyControl {
+            stop: &|| self.base.is_ending(),
+            moved: &|bytes, _| {
+                let pause = Duration::from_secs_f64(bytes as f64 / rate);
+                self.base.life().pause(pause);
+            },
+        };
+        if let Err(failure) = self.files.replicate(&file, &control) {
+            tracing::warn!(
+                "{}: no second copy yet: {failure}",
+                file.path().escape_ascii()
+            );
+        }
+    }
+}
