@@ -293,7 +293,7 @@ fn open_some(running: &Running) -> Vec<Opened> {
     let open = |n: u8| {
         let name = format!("f{n}");
         let handle = put_synced(running, name.as_bytes(), &content(n, 50_000));
-        if n % 2 == 0 {
+        if n.is_multiple_of(2) {
             running.write(handle, 10, b"not promised").expect("write");
         }
         (n, handle, servers_of(running, name.as_bytes()))

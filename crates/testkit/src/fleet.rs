@@ -82,7 +82,13 @@ impl Fleet {
     /// and flash.
     #[track_caller]
     pub fn of_data_servers(nodes: usize, config: &str) -> Fleet {
-        let mut fleet = Fleet::prepare(nodes, nodes + 1, "", config);
+        Fleet::of_data_servers_with(nodes, "", config)
+    }
+
+    /// The same; `cluster` is added to the section `[cluster]`.
+    #[track_caller]
+    pub fn of_data_servers_with(nodes: usize, cluster: &str, config: &str) -> Fleet {
+        let mut fleet = Fleet::prepare(nodes, nodes + 1, cluster, config);
         for node in 1..=nodes {
             fleet.config += &fleet.data_server_section(node);
         }

@@ -12,7 +12,7 @@ use parking_lot::{Condvar, Mutex, MutexGuard, RwLock};
 
 use crate::buffer::blocks::Blocks;
 use crate::buffer::changes::Changes;
-use crate::buffer::unsent::Unsent;
+use crate::buffer::unsent::{LostUnopened, Unsent};
 
 /// Locks are spread over so many shards by id.
 pub const SHARDS: usize = 64;
@@ -324,8 +324,8 @@ pub struct OpenTable {
     files: AtomicU64,
     held: Arc<AtomicU64>,
     pfs_given_up: AtomicBool,
-    /// Files that have lost something before they were opened: whoever asks first is told.
-    lost: Mutex<HashSet<ObjectId>>,
+    /// See there.
+    pub lost: LostUnopened,
 }
 
 impl OpenTable {
@@ -338,7 +338,7 @@ impl OpenTable {
             files: AtomicU64::new(0),
             held: Arc::default(),
             pfs_given_up: AtomicBool::new(false),
-            lost: Mutex::default(),
+            lost: LostUnopened::default(),
         }
     }
 
@@ -351,19 +351,6 @@ impl OpenTable {
     /// be told so.
     pub fn lose(&self, open: &OpenFile) {
         open.unsent.lose(Handle(self.next.load(Ordering::Acquire)));
-    }
-
-    /// The same of a file that nobody has open in this life of the server.
-    pub fn lose_unopened(&self, object: ObjectId) {
-        self.lost.lock().insert(object);
-    }
-
-    /// Whether a handle is to be told now that something is lost.
-    pub fn take_loss(&self, open: &OpenFile, handle: Handle, object: ObjectId) -> bool {
-        if self.lost.lock().remove(&object) {
-            open.unsent.lose(Handle(u64::MAX));
-        }
-        open.unsent.take_loss(handle)
     }
 
     /// Files that hold a descriptor.

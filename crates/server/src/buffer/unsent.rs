@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 use std::ops::Range;
 
-use forebay_types::Handle;
+use forebay_types::{Handle, ObjectId};
 use parking_lot::Mutex;
 
 /// So many ranges are remembered of a file: beyond that, comparing all of it costs little more.
@@ -177,6 +177,26 @@ impl Unsent {
         let mut lost = self.lost.lock();
         let concerned = lost.as_mut().filter(|lost| handle < lost.below);
         concerned.is_some_and(|lost| lost.told.insert(handle))
+    }
+}
+
+/// Files that have lost something before anybody has opened them in this life of the server:
+/// whoever asks first is told, and all who have the file open then.
+#[derive(Debug, Default)]
+pub struct LostUnopened(Mutex<HashSet<ObjectId>>);
+
+impl LostUnopened {
+    /// This one has.
+    pub fn add(&self, object: ObjectId) {
+        self.0.lock().insert(object);
+    }
+
+    /// Whether a handle is to be told now that something is lost.
+    pub fn take_loss(&self, unsent: &Unsent, handle: Handle, object: ObjectId) -> bool {
+        if self.0.lock().remove(&object) {
+            unsent.lose(Handle(u64::MAX));
+        }
+        unsent.take_loss(handle)
     }
 }
 

@@ -47,7 +47,8 @@ impl Files {
             }
             Target::Buffer { file, object, tier } => (file, object, tier),
         };
-        if flags.writes() && self.buffer.opens().take_loss(&open, handle, file.object) {
+        let lost = &self.buffer.opens().lost;
+        if flags.writes() && lost.take_loss(&open.unsent, handle, file.object) {
             // What was written went with its node.
             return Err(Errno::EIO.into());
         }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use forebay_namespace::File;
 use forebay_policy::replicas::{Fate, fate};
 use forebay_tiers::TierKind;
-use forebay_types::{Errno, Generation, TierId, failpoint};
+use forebay_types::{Errno, Generation, ObjectId, TierId, failpoint};
 
 use crate::base::failure::Failure;
 use crate::files::replica::away;
@@ -44,7 +44,7 @@ impl Lifecycle {
             return Ok(false);
         }
         if loses {
-            self.buffer.opens().lose_unopened(file.object);
+            self.buffer.opens().lost.add(file.object);
         }
         self.files.told_promoted(file, (from, second), loses);
         Ok(true)
@@ -71,12 +71,7 @@ impl Lifecycle {
 
     /// Removes what is left of a file in a tier, unless it is the file's again, and forgets it once
     /// that is on stable storage.
-    fn remove_left(
-        &self,
-        object: forebay_types::ObjectId,
-        tier: TierId,
-        is_its: bool,
-    ) -> Result<(), Failure> {
+    fn remove_left(&self, object: ObjectId, tier: TierId, is_its: bool) -> Result<(), Failure> {
         if let Some(slot) = self.buffer.tiers().get(tier)
             && !is_its
         {

@@ -40,6 +40,7 @@ mod posix_users;
 mod racing;
 mod random;
 mod repeated;
+mod replica;
 mod restarts;
 mod rights;
 mod sentences;

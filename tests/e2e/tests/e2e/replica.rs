@@ -1,0 +1,205 @@
+//! The level `replica`: what fsync promised is on two servers.
+
+use std::fs::{self, File, OpenOptions};
+use std::os::unix::fs::FileExt;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use forebay_testkit::{Fleet, needs_nodes, pattern, wait_until};
+
+const MIB: usize = 1 << 20;
+const TWO: &str = "replicas = 2";
+/// Nothing drains by itself.
+const KEEP: &str = "[demotion]\nidle = false\nstart = 0.9\n";
+/// Programs have a file again after so long.
+const SOON: Duration = Duration::from_secs(10);
+const BLOCK: usize = 4096;
+
+/// Ids of the servers that have a file.
+fn servers(fleet: &Fleet, path: &str) -> Vec<usize> {
+    let path = fleet.mnt(2, path);
+    let args = ["where".as_ref(), "--json".as_ref(), path.as_os_str()];
+    let said = fleet.run(2, &args).ok().json();
+    let tiers = said[0]["tiers"].as_array().expect("tiers");
+    let names = tiers.iter().map(|tier| tier.as_str().expect("a name"));
+    let id = |name: &str| {
+        let rest = name.strip_prefix("server-")?;
+        rest.split(':').next()?.parse().ok()
+    };
+    // The metadata server's own have no such name.
+    names.map(|name| id(name).unwrap_or(1)).collect()
+}
+
+#[track_caller]
+fn write_synced(path: PathBuf, seed: u64, bytes: usize) -> File {
+    let made = OpenOptions::new()
+        .read(true)
+        .write(true)
+        .create_new(true)
+        .open(path);
+    let file = made.expect("create");
+    pattern(seed, bytes).write(&file);
+    file.sync_all().expect("fsync");
+    file
+}
+
+/// How many blocks of a file an fsync has promised, by a program that begins anew where it was
+/// told of a loss.
+fn load(path: PathBuf, stop: &Arc<AtomicBool>) -> JoinHandle<(u64, u32)> {
+    let stop = stop.clone();
+    std::thread::spawn(move || {
+        let made = OpenOptions::new().write(true).create_new(true).open(&path);
+        let file = made.expect("create");
+        let (mut promised, mut next, mut told) = (0, 0u64, 0);
+        while !stop.load(Ordering::Acquire) {
+            let block = [(next % 250) as u8 + 1; BLOCK];
+            file.write_all_at(&block, next * BLOCK as u64)
+                .expect("write");
+            next += 1;
+            if next % 4 != 0 {
+                continue;
+            }
+            match file.sync_data() {
+                Ok(()) => promised = next,
+                Err(error) => {
+                    assert_eq!(error.raw_os_error(), Some(libc::EIO), "{error}");
+                    told += 1;
+                    next = promised;
+                }
+            }
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        (promised, told)
+    })
+}
+
+fn assert_promised(path: &std::path::Path, promised: u64) {
+    let found = fs::read(path).expect("read");
+    assert!(found.len() as u64 >= promised * BLOCK as u64, "{path:?}");
+    for (n, block) in found.chunks(BLOCK).take(promised as usize).enumerate() {
+        assert!(block == [(n % 250) as u8 + 1; BLOCK], "{path:?}: block {n}");
+    }
+}
+
+#[test]
+fn promise_3_replica_is_on_two_servers_when_fsync_returns() {
+    if needs_nodes() {
+        return;
+    }
+    let mut fleet = Fleet::of_data_servers_with(2, TWO, KEEP);
+    drop(write_synced(fleet.mnt(1, "f"), 1, 3 * MIB));
+    let on = servers(&fleet, "f");
+    assert_eq!(on, [2, 3], "its own node, and another");
+    assert!(!fleet.pfs("f").exists(), "it is not drained");
+    // With its node goes all that it had in memory.
+    fleet.cut_power_of_data(1);
+    fs::remove_dir_all(fleet.flash(1)).expect("remove");
+    pattern(1, 3 * MIB).assert_in(&fleet.mnt(2, "f"));
+    // There is no second server any more: the PFS is the next place.
+    drop(write_synced(fleet.mnt(2, "alone"), 2, MIB));
+    pattern(2, MIB).assert_in(&fleet.pfs("alone"));
+}
+
+#[test]
+fn promise_8_of_three_data_servers_one_is_killed_and_all_that_was_promised_is_there() {
+    if needs_nodes() {
+        return;
+    }
+    let mut fleet = Fleet::of_data_servers_with(3, TWO, KEEP);
+    let stop = Arc::new(AtomicBool::new(false));
+    drop(write_synced(fleet.mnt(1, "closed"), 1, 8 * MIB));
+    let writers: Vec<_> = (0..6)
+        .map(|n| load(fleet.mnt(n % 3 + 1, format!("load{n}")), &stop))
+        .collect();
+    std::thread::sleep(Duration::from_secs(2));
+    fleet.kill_data(1);
+    let killed = Instant::now();
+    pattern(1, 8 * MIB).assert_in(&fleet.mnt(2, "closed"));
+    let read = fs::read(fleet.mnt(3, "load0")).expect("read");
+    assert!(killed.elapsed() < SOON, "{:?}", killed.elapsed());
+    assert!(!read.is_empty());
+    std::thread::sleep(Duration::from_secs(3));
+    stop.store(true, Ordering::Release);
+    let done: Vec<_> = writers
+        .into_iter()
+        .map(|one| one.join().expect("no panic"))
+        .collect();
+    let check = |fleet: &Fleet| {
+        for (n, (promised, _)) in done.iter().enumerate() {
+            assert!(*promised > 0, "load{n}");
+            assert_promised(&fleet.mnt(2, format!("load{n}")), *promised);
+        }
+        pattern(1, 8 * MIB).assert_in(&fleet.mnt(3, "closed"));
+    };
+    check(&fleet);
+    wait_until("a second copy of each, again", || {
+        let mut names = (0..6).map(|n| format!("load{n}")).chain(["closed".into()]);
+        names.all(|name| {
+            let on = servers(&fleet, &name);
+            on.len() == 2 && !on.contains(&2)
+        })
+    });
+    // It comes back, and what it has is not the files.
+    fleet.start_data(1, "this boot");
+    std::thread::sleep(Duration::from_secs(3));
+    check(&fleet);
+    let root = fleet.mnt(2, "");
+    let args = ["stage-out".as_ref(), "--wait".as_ref(), root.as_os_str()];
+    fleet.run(2, &args).ok();
+    check(&fleet);
+    for (n, (promised, _)) in done.iter().enumerate() {
+        assert_promised(&fleet.pfs(format!("load{n}")), *promised);
+    }
+}
+
+#[test]
+fn promise_8_who_has_written_what_is_lost_with_a_node_is_told_by_fsync() {
+    if needs_nodes() {
+        return;
+    }
+    let mut fleet = Fleet::of_data_servers_with(2, TWO, KEEP);
+    let file = write_synced(fleet.mnt(1, "f"), 1, MIB);
+    let unharmed = write_synced(fleet.mnt(1, "unharmed"), 2, MIB);
+    file.write_all_at(b"not promised", 0).expect("write");
+    fleet.kill_data(1);
+    let told = file.sync_all().expect_err("it is lost");
+    assert_eq!(told.raw_os_error(), Some(libc::EIO));
+    unharmed.sync_all().expect("nothing of it is lost");
+    file.sync_all().expect("told once");
+    pattern(1, MIB).assert_in(&fleet.mnt(2, "f"));
+    assert_eq!(fleet.status()["errors_total"], 1);
+    assert!(fleet.log("server.log").contains("after its last fsync"));
+    file.write_all_at(b"again", 0).expect("write");
+    file.sync_all().expect("fsync");
+    fleet.start_data(1, "this boot");
+    std::thread::sleep(Duration::from_secs(2));
+    let found = fs::read(fleet.mnt(2, "f")).expect("read");
+    assert_eq!(&found[..5], b"again");
+    pattern(2, MIB).assert_in(&fleet.mnt(2, "unharmed"));
+}
+
+#[test]
+fn bad_input_a_level_replica_without_a_second_server_is_refused() {
+    if needs_nodes() {
+        return;
+    }
+    let fleet = Fleet::new(0, "");
+    let refused = |text: String| {
+        let path = fleet.base().join("other.toml");
+        fs::write(&path, text).expect("write");
+        let args = ["server".as_ref(), "--config".as_ref(), path.as_os_str()];
+        let args = [&args[..], &["--id".as_ref(), "1".as_ref()]].concat();
+        let said = fleet.run(0, &args);
+        assert_eq!(said.code, 1, "{said:?}");
+        said.stderr
+    };
+    let config = fs::read_to_string(fleet.base().join("cluster.toml")).expect("read");
+    let two = refused(config.replace("[cluster]\n", "[cluster]\nreplicas = 2\n"));
+    assert!(two.contains("replicas = 2 needs two servers"), "{two}");
+    let rule = "\n[[rule]]\npath = \"/**\"\ndurability = \"replica\"\n";
+    let rule = refused(format!("{config}{rule}"));
+    assert!(rule.contains("needs replicas = 2"), "{rule}");
+}
