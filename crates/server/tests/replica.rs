@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use forebay_policy::durability::Durability;
 use forebay_server::{HolderWay, Settings};
+use forebay_types::failpoint::{self, Point};
 use forebay_types::{Errno, Handle};
 use forebay_wire::{Connection, OUT_OF_REACH, Reply, Request};
 
@@ -389,4 +390,44 @@ fn the_second_copy_of_a_file_takes_its_place_and_gets_a_second_copy() {
     }
     running.audit();
     running.instance.stop();
+}
+
+/// The server dies where it has made a second copy the file, and where it has removed what was
+/// left: the next start comes to the same.
+#[test]
+fn a_server_that_dies_while_copies_take_the_place_of_files_goes_on_with_the_next_start() {
+    for point in [Point::PromoteRecord, Point::LeftRemoved] {
+        let scratch = Scratch::new();
+        let servers = Servers::new(scratch.path(), &[2, 3]);
+        let running = servers.start();
+        let data = content(5, 30_000);
+        let handle = put_synced(&running, b"f", &data);
+        running.client.release(handle).expect("close");
+        let gone = servers_of(&running, b"f")[0];
+        running.instance.stop();
+        drop(running);
+        servers.way(gone).goes_after(0);
+        if point == Point::LeftRemoved {
+            let running = servers.start();
+            running.instance.stop();
+            drop(running);
+            servers.all_come_back();
+        }
+        let settings = servers.settings.clone();
+        let died = std::thread::spawn(move || {
+            failpoint::meanwhile(point, || panic!("it dies here"));
+            drop(forebay_server::Instance::start(settings));
+        });
+        died.join().expect_err("the point is hit");
+        let running = servers.start();
+        assert!(running.read_all(b"f").expect("read") == data, "{point:?}");
+        running.instance.stop();
+        drop(running);
+        servers.all_come_back();
+        let running = servers.start();
+        assert!(running.read_all(b"f").expect("read") == data, "{point:?}");
+        running.drain();
+        running.audit();
+        running.instance.stop();
+    }
 }

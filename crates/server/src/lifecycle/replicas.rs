@@ -11,7 +11,7 @@ use forebay_policy::liveness::{HolderLease, Liveness, judge};
 use forebay_policy::replicas::PROMOTED_AFTER_S;
 use forebay_policy::rereplication::{NextCopy, OnlyCopy, ReReplication, Unprotected};
 use forebay_tiers::{CopyControl, TierKind};
-use forebay_types::ObjectId;
+use forebay_types::{Errno, ObjectId, format_size};
 
 use crate::files::replica::Promotion;
 use crate::lifecycle::Lifecycle;
@@ -50,6 +50,41 @@ impl Judged {
     }
 }
 
+/// Files that were promised a second copy and have none.
+#[derive(Clone, Copy, Default)]
+struct Unsafe {
+    files: u64,
+    bytes: u64,
+}
+
+/// Whether people have been told of such files.
+#[derive(Default)]
+struct Without {
+    before: u64,
+    is_told: bool,
+}
+
+impl Without {
+    /// Says so where it lasts for longer than from one look to the next, until it is over.
+    fn tell(&mut self, lifecycle: &Lifecycle, found: Unsafe) {
+        const WHAT: &[u8] = b"(second copies)";
+        if found.files > 0 && self.before > 0 && !self.is_told {
+            let reason = format!(
+                "{} files with {} have no second copy: they are copied as fast as replica_rate allows, where another \
+                 server has room on flash",
+                found.files,
+                format_size(found.bytes)
+            );
+            lifecycle.base.report(WHAT.to_vec(), Errno::EAGAIN, reason);
+            self.is_told = true;
+        }
+        if found.files == 0 && std::mem::take(&mut self.is_told) {
+            lifecycle.base.errors().clear(WHAT);
+        }
+        self.before = found.files;
+    }
+}
+
 /// The thread that has second copies take the place of files whose node is away.
 pub fn watch(lifecycle: &Arc<Lifecycle>) {
     let begun = Instant::now();
@@ -78,10 +113,12 @@ pub fn replicate(lifecycle: &Arc<Lifecycle>) {
     let mut queue = ReReplication::new(rate, 0.0);
     let mut files = HashMap::new();
     let mut look_at = Instant::now();
+    let mut without = Without::default();
     while !lifecycle.base.is_ending() {
         if Instant::now() >= look_at {
             lifecycle.sweep_left();
-            lifecycle.find_unprotected(&mut queue, &mut files);
+            let found = lifecycle.find_unprotected(&mut queue, &mut files);
+            without.tell(lifecycle, found);
             look_at = Instant::now() + FILES_LOOK;
         }
         let pause = match queue.next(begun.elapsed().as_secs_f64()) {
@@ -128,19 +165,25 @@ impl Lifecycle {
         any_busy
     }
 
-    /// Puts files into the queue that were promised a second copy and have none.
+    /// Puts files into the queue that were promised a second copy and have none, or one that is
+    /// older than what they are; how many have none.
     fn find_unprotected(
         &self,
         queue: &mut ReReplication,
         files: &mut HashMap<ObjectId, Arc<File>>,
-    ) {
+    ) -> Unsafe {
         let tiers = self.buffer.tiers();
+        let mut found = Unsafe::default();
         for file in self.buffer.files() {
             let tier = file.tier();
             if tiers.is_out_of_reach(tier) || !self.files.lacks_second(&file) {
                 continue;
             }
             let in_memory = tiers.kind(tier) == TierKind::Dram;
+            if self.files.second_of(&file).is_none() {
+                found.files += 1;
+                found.bytes += self.buffer.ledger().used_bytes(file.object);
+            }
             queue.wants(Unprotected {
                 id: file.object.0,
                 bytes: self.buffer.ledger().used_bytes(file.object),
@@ -152,6 +195,7 @@ impl Lifecycle {
             });
             files.insert(file.object, file);
         }
+        found
     }
 
     fn protect(
