@@ -368,6 +368,10 @@ impl Files {
         let Some((to, copied)) = second else {
             return Ok(Promotion::None);
         };
+        if self.catalog.durability_of_file(file) != Durability::Replica {
+            // It was promised no more than its server keeps, and loses nothing by waiting.
+            return Ok(Promotion::None);
+        }
         let tiers = self.buffer.tiers();
         if !tiers.is_out_of_reach(from) || tiers.is_out_of_reach(to) {
             return Ok(Promotion::None);

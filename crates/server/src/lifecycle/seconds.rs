@@ -4,6 +4,7 @@
 use std::sync::Arc;
 
 use forebay_namespace::File;
+use forebay_policy::durability::Durability;
 use forebay_policy::replicas::{Fate, fate};
 use forebay_tiers::TierKind;
 use forebay_types::{Errno, Generation, ObjectId, TierId, failpoint};
@@ -22,6 +23,10 @@ impl Lifecycle {
         second: TierId,
         copied: Generation,
     ) -> Result<bool, Failure> {
+        if self.catalog.durability_of_file(file) != Durability::Replica {
+            // It was promised no more than its server keeps, and loses nothing by waiting.
+            return Ok(false);
+        }
         // What was written last was not counted by this server.
         let lacks = file.lock().residency.writing.then_some(true);
         let Fate::Promoted { loses } = fate(&away(file, copied, lacks)) else {
