@@ -174,7 +174,9 @@ class Faults:
         stops = self.random.random() < 0.5
         self.tell(f"client {client} {'stopped' if stops else 'cut off'} for {seconds:.1f} s, which is longer than the lease")
         self.under_way = True
-        excuses = self.excused([client], "it was silent for longer than the lease")
+        # With its node, who uses files there loses a data server.
+        concerns = [None] if self.campaign.args.data_servers and not stops else [client]
+        excuses = self.excused(concerns, "it was silent for longer than the lease")
         if stops:
             self.stop([self.cluster.mount_pid(self.cluster.mounts[client])])
         else:

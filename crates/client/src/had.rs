@@ -73,7 +73,8 @@ pub(crate) struct Open {
     pub(crate) backing: Option<Backing>,
 }
 
-/// A file below, by device and inode: nothing else is called so for as long as somebody has it open.
+/// A file below, by device and inode: nothing else is called so for as long as somebody has it
+/// open.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Backing(u64, u64);
 

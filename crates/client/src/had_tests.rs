@@ -20,6 +20,8 @@ use crate::had::{Asks, Had};
 use crate::stale::Stale;
 use crate::{Dial, Lasting, OnLost};
 
+#[path = "had_kernels_tests.rs"]
+mod kernels;
 #[path = "had_nameless_tests.rs"]
 mod nameless;
 #[path = "had_references_tests.rs"]
@@ -60,6 +62,25 @@ struct Run {
     next: u64,
     asked: Vec<Request>,
     gone: bool,
+}
+
+impl Run {
+    fn open(&mut self) -> (Opened, Option<Arc<File>>) {
+        self.next += 1;
+        let descriptor = self.hands_over.clone().filter(|_| self.takes);
+        let mode = match descriptor.is_some() {
+            true => OpenMode::Passthrough,
+            false => OpenMode::Plain,
+        };
+        let opened = Opened {
+            handle: Handle(self.next),
+            mode,
+            content: None,
+            bytes: 0,
+            place: None,
+        };
+        (opened, descriptor)
+    }
 }
 
 type Server = Arc<Mutex<Run>>;
@@ -116,19 +137,9 @@ impl Connection for Session {
                 return Err(Errno::ENFILE);
             }
             Request::Open { .. } => {
-                run.next += 1;
-                descriptor = run.hands_over.clone().filter(|_| run.takes);
-                let mode = match descriptor.is_some() {
-                    true => OpenMode::Passthrough,
-                    false => OpenMode::Plain,
-                };
-                Response::Opened(Opened {
-                    handle: Handle(run.next),
-                    mode,
-                    content: None,
-                    bytes: 0,
-                    place: None,
-                })
+                let (opened, handed) = run.open();
+                descriptor = handed;
+                Response::Opened(opened)
             }
             Request::MayReclaim { life, .. }
                 if !run.may_reclaim || run.only.is_some_and(|only| only != *life) =>
@@ -452,47 +463,6 @@ fn locks_again(asked: &[Request]) -> Vec<(u64, u64)> {
         _ => None,
     });
     locks.collect()
-}
-
-fn file() -> Option<Arc<File>> {
-    Some(Arc::new(tempfile::tempfile().expect("file")))
-}
-
-/// A file that the kernel has by itself, and what the next run hands over of it.
-fn kernels(next: impl FnOnce(Option<Arc<File>>) -> Option<Arc<File>>) -> (Lab, Handle) {
-    let mut lab = Lab::new();
-    let closed = lab.open(OLD);
-    let first = file();
-    lab.server.lock().hands_over = first.clone();
-    lab.lasting.accept_descriptors(true);
-    let kernels = lab.open(BORN);
-    lab.next_file = next(first);
-    lab.restart(names(), true, |lab| {
-        let release = Request::Release { handle: closed };
-        assert_eq!(lab.ask(release), Ok(Response::Done));
-    });
-    (lab, kernels)
-}
-
-#[test]
-fn what_the_kernel_has_by_itself_is_had_again_where_it_is_the_same_file() {
-    let (lab, kernels) = kernels(|first| first);
-    assert_eq!(lab.write(kernels), Ok(Response::Moved(1)));
-    lab.look(DIR, "born").expect("there");
-    assert_eq!(lab.lasting.generation_of(BORN), 1);
-}
-
-#[test]
-fn what_is_another_file_than_the_kernel_has_by_itself_is_not_had_again() {
-    for next in [file(), None] {
-        let (lab, kernels) = kernels(|_| next);
-        assert_eq!(lab.write(kernels), Err(Errno::ESTALE));
-        // To the kernel it is another file from here on.
-        lab.look(DIR, "born").expect("there");
-        lab.look(DIR, "old").expect("there");
-        let generations = [BORN, OLD].map(|ino| lab.lasting.generation_of(ino));
-        assert_eq!(generations, [lab.lasting.generation(), 1]);
-    }
 }
 
 #[test]

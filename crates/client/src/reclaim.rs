@@ -245,8 +245,9 @@ impl Had {
                 cred: open.cred,
             };
             let reply = connection.call(request, &[], &mut [])?;
+            let backing = Backing::of(&reply);
             match reply.response {
-                Response::Opened(opened) => Ok((opened, Backing::of(&reply))),
+                Response::Opened(opened) => Ok((opened, backing)),
                 _ => Err(Errno::EPROTO),
             }
         });

@@ -188,6 +188,24 @@ impl DataSession {
                 self.server.forget_tiers();
                 return Ok(Response::Done.into());
             }
+            call @ (ObjectCall::CopyOut { .. }
+            | ObjectCall::CopyGo { .. }
+            | ObjectCall::CopySums { .. }
+            | ObjectCall::CopyEnd(_)) => return self.answer_copy(call, into),
+            ObjectCall::HandOver(place) => return self.hand_over(place, local),
+            ObjectCall::On(handle, ObjectRequest::HoldWriters(held)) => {
+                ObjectReply::Truth(self.hold_writers(handle, held)?)
+            }
+            ObjectCall::On(handle, request) => {
+                let object = self.object(handle)?;
+                return Ok(on(&*object, request, payload, into)?.into());
+            }
+        };
+        Ok(Response::Object(done).into())
+    }
+
+    fn answer_copy(&self, call: ObjectCall, into: &mut [u8]) -> io::Result<Reply> {
+        let done = match call {
             ObjectCall::CopyOut { handle, to } => self.copy_out(handle, to)?,
             ObjectCall::CopyGo { copy, upto_bytes } => self.has.copies.go(copy, upto_bytes)?,
             ObjectCall::CopySums { copy, from } => {
@@ -198,14 +216,7 @@ impl DataSession {
                 self.has.copies.end(copy)?;
                 return Ok(Response::Done.into());
             }
-            ObjectCall::HandOver(place) => return self.hand_over(place, local),
-            ObjectCall::On(handle, ObjectRequest::HoldWriters(held)) => {
-                ObjectReply::Truth(self.hold_writers(handle, held)?)
-            }
-            ObjectCall::On(handle, request) => {
-                let object = self.object(handle)?;
-                return Ok(on(&*object, request, payload, into)?.into());
-            }
+            _ => return Err(Errno::EINVAL.into()),
         };
         Ok(Response::Object(done).into())
     }

@@ -56,8 +56,8 @@ impl Backings {
         true
     }
 
-    /// The backing id of an inode for one more handle; `make` registers it if there is none: without
-    /// it there is no new one. `None` while the kernel keeps pages of the inode.
+    /// The backing id of an inode for one more handle; `make` registers it if there is none:
+    /// without it there is no new one. `None` while the kernel keeps pages of the inode.
     pub(crate) fn take(
         &self,
         ino: Ino,

@@ -129,8 +129,8 @@ impl Adapter {
 
     /// Whether the kernel keeps pages of what it reads by this handle. Where others use the server,
     /// only of what is read and nobody writes: the server recalls pages before it answers a change.
-    /// Not of what the kernel has by itself: it wants one kind. A large file is read round the pages
-    /// the first time, which is faster: most are read once.
+    /// Not of what the kernel has by itself: it wants one kind. A large file is read round the
+    /// pages the first time, which is faster: most are read once.
     fn keeps_pages(&self, node: INodeNo, writes: Writes, open: &OpenFile) -> bool {
         if !self.belief.is_direct() {
             return true;

@@ -405,7 +405,7 @@ pub enum Recall {
 }
 
 /// An open file.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Opened {
     /// Names it in later requests.
     pub handle: Handle,
@@ -417,7 +417,7 @@ pub struct Opened {
     /// How long that is, bytes; 0 where the content is not known.
     pub bytes: u64,
     /// Of [`OpenMode::Passthrough`], where the reply carries no descriptor: who has it.
-    pub place: Option<ObjectPlace>,
+    pub place: Option<Box<ObjectPlace>>,
 }
 
 /// What a server answers.

@@ -228,7 +228,7 @@ pub fn responses() -> Vec<Response> {
         mode,
         content,
         bytes: content.map_or(0, |_| 9),
-        place: (mode == OpenMode::Passthrough).then_some(objects::PLACE),
+        place: (mode == OpenMode::Passthrough).then(|| Box::new(objects::PLACE)),
     };
     let version = ContentVersion {
         run: u64::MAX,

@@ -1,5 +1,5 @@
-//! The data server on the mount's own node, which hands over descriptors of the objects that it has:
-//! the kernel reads and writes them by itself, as on the node of the server that serves names.
+//! The data server on the mount's own node, which hands over descriptors of the objects that it
+//! has: the kernel reads and writes them by itself, as on the node of the server that serves names.
 
 use std::sync::Arc;
 

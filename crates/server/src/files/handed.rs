@@ -41,7 +41,7 @@ pub(super) fn opened(
     };
     let (descriptor, place) = match way {
         Some(Way::Descriptor(descriptor)) => (Some(descriptor), None),
-        Some(Way::Place(place)) => (None, Some(place)),
+        Some(Way::Place(place)) => (None, Some(Box::new(place))),
         None => (None, None),
     };
     let opened = Opened {
