@@ -27,19 +27,19 @@ FILES = 4
 
 
 @contextlib.contextmanager
-def flash(base, number, size_bytes, read_bps):
-    """A file system of its own whose device gives no more than so much."""
+def flash(base, number, size_bytes, most_bps, way="read"):
+    """A file system of its own whose device gives, or takes, no more than so much."""
     image, point = base / f"flash{number}.img", base / f"flash{number}"
     point.mkdir()
     with image.open("wb") as file:
         file.truncate(size_bytes)
     run(["mkfs.ext4", "-q", image])
     device = run(["losetup", "--find", "--show", image]).stdout.strip()
-    limit = BLKIO / "blkio.throttle.read_bps_device"
+    limit = BLKIO / f"blkio.throttle.{way}_bps_device"
     major_minor = Path(f"/sys/block/{Path(device).name}/dev").read_text(encoding="ascii").strip()
     try:
         run(["mount", device, point])
-        limit.write_text(f"{major_minor} {read_bps}\n", encoding="ascii")
+        limit.write_text(f"{major_minor} {most_bps}\n", encoding="ascii")
         (point / "tier").mkdir()
         yield point / "tier"
     finally:
