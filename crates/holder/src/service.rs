@@ -47,6 +47,14 @@ pub(crate) struct Has {
 }
 
 impl Has {
+    /// Who had to wait goes on. A request of the session may wait with them.
+    pub fn let_writers_go(&self) {
+        let mut open = self.open.write();
+        for open in open.values_mut() {
+            open.write_blocker = None;
+        }
+    }
+
     /// Nothing is open any more, and no copy goes on.
     pub fn end(&self) {
         self.copies.end_all();
@@ -87,6 +95,11 @@ impl DataSession {
         if let Some(begun) = self.begun.get() {
             self.server.end(&begun.turn);
         }
+    }
+
+    /// The session is to end once its requests have: none of them waits for what it holds back.
+    pub(crate) fn let_writers_go(&self) {
+        self.has.let_writers_go();
     }
 
     /// Nothing is open any more.

@@ -10,6 +10,7 @@ use forebay_types::{Errno, Handle, OpenFlags, limits};
 use forebay_wire::{OpenMode, Shown};
 use fuser::{FileHandle, FopenFlags, Generation, INodeNo, ReplyCreate, ReplyOpen};
 
+use crate::backing::Node;
 use crate::convert::{attr, errno, ino};
 use crate::inflight::Turn;
 use crate::serving::Adapter;
@@ -46,9 +47,11 @@ impl Adapter {
         if open.opened.mode != OpenMode::Passthrough {
             return None;
         }
-        let descriptor = open.descriptor.as_ref();
-        let make = descriptor.map(|descriptor| || make(descriptor.descriptor()));
-        let taken = self.backings.take(ino(node), open.opened.handle, make);
+        let descriptor = open.descriptor.as_deref();
+        let below = self.node_of(node);
+        let taken = self
+            .backings
+            .take(below, open.opened.handle, descriptor, make);
         let taken = taken
             .inspect_err(|error| self.no_passthrough(&error.to_string()))
             .ok()??;
@@ -136,18 +139,17 @@ impl Adapter {
             return true;
         }
         let handle = open.opened.handle;
-        let may = writes == Writes::Nothing;
+        // Also without pages: what is mapped so is no more to be had by the kernel alone.
+        let may = self.backings.is_plain(self.node_of(node), handle) && writes == Writes::Nothing;
         let Some(version) = open.opened.content.filter(|_| may) else {
             self.kept.opened(ino(node), handle, None);
             return false;
         };
-        let is_worth_it =
-            open.opened.bytes <= ONE_READ_BYTES || self.kept.is_opened_again(ino(node), version);
-        let keeps = is_worth_it && self.backings.may_keep_pages(ino(node), handle);
-        if is_worth_it && !keeps {
-            self.kept.opened(ino(node), handle, None);
-        }
-        keeps
+        open.opened.bytes <= ONE_READ_BYTES || self.kept.is_opened_again(ino(node), version)
+    }
+
+    fn node_of(&self, node: INodeNo) -> Node {
+        (ino(node), self.client.generation_of(ino(node)))
     }
 
     fn plain_flags(&self, node: INodeNo, writes: Writes, open: &OpenFile) -> FopenFlags {

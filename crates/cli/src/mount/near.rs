@@ -68,9 +68,12 @@ impl Beside {
             Response::Opened(opened) | Response::Created(_, opened, _) => opened,
             _ => return Ok(reply),
         };
-        if let Some(place) = &opened.place {
-            reply.descriptor = self.near.hand_over(place);
-        }
+        let Some(place) = &opened.place else {
+            return Ok(reply);
+        };
+        // What a session had that is over is not handed over: the file may be somebody else's.
+        let descriptor = self.near.hand_over(place);
+        reply.descriptor = descriptor.filter(|_| self.session.is_answering());
         Ok(reply)
     }
 }

@@ -3,19 +3,12 @@
 use std::sync::Arc;
 
 use forebay_namespace::File;
-use forebay_types::ObjectId;
 
 use crate::base::failure::Failure;
 use crate::buffer::Buffer;
 use crate::buffer::opens::Claim;
 
 impl Buffer {
-    /// Whether the last close of a file could not ask its object: the record does not say what it
-    /// has become.
-    pub fn is_unclosed(&self, object: ObjectId) -> bool {
-        self.unclosed.lock().contains(&object)
-    }
-
     /// Finishes a close that failed, if there was one, of a file that nobody has open for writing.
     pub fn finish_close(&self, claim: &Claim<'_>, file: &Arc<File>) -> Result<(), Failure> {
         if !self.unclosed.lock().contains(&file.object) {

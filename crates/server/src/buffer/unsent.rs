@@ -64,6 +64,8 @@ struct State {
     lacking: Lacking,
     /// A copy was made since the file was opened: from then on all changes are counted.
     counts: bool,
+    /// What one is made of has been taken: until it is made, the copy on record lacks that.
+    is_taken: bool,
 }
 
 /// Handles that are to be told of a loss, each once.
@@ -91,6 +93,7 @@ impl Default for Unsent {
                     ..Lacking::NOTHING
                 },
                 counts: false,
+                is_taken: false,
             }),
             lost: Mutex::default(),
         }
@@ -119,12 +122,15 @@ impl Unsent {
 
     /// What the copy lacks; a copy that has this begins.
     pub fn take(&self) -> Lacking {
-        std::mem::replace(&mut self.state.lock().lacking, Lacking::NOTHING)
+        let mut state = self.state.lock();
+        state.is_taken = true;
+        std::mem::replace(&mut state.lacking, Lacking::NOTHING)
     }
 
     /// That copy came to nothing.
     pub fn put_back(&self, taken: Lacking) {
         let mut state = self.state.lock();
+        state.is_taken = false;
         state.lacking.acknowledged |= taken.acknowledged;
         match taken.all {
             true => state.lacking.add_all(),
@@ -137,7 +143,8 @@ impl Unsent {
 
     /// It was made.
     pub fn made(&self) {
-        self.state.lock().counts = true;
+        let mut state = self.state.lock();
+        (state.counts, state.is_taken) = (true, false);
     }
 
     /// There is another copy now, or none: what it lacks nobody knows. What was promised is safe.
@@ -145,13 +152,13 @@ impl Unsent {
         let mut state = self.state.lock();
         state.lacking.acknowledged = false;
         state.lacking.add_all();
-        state.counts = false;
+        (state.counts, state.is_taken) = (false, false);
     }
 
     /// Whether the copy that was made since the file was opened has all.
     pub fn is_nothing(&self) -> bool {
         let state = self.state.lock();
-        state.counts && state.lacking.is_nothing()
+        state.counts && !state.is_taken && state.lacking.is_nothing()
     }
 
     /// Whether a change was acknowledged that the copy may lack; `None` if nobody has counted.

@@ -118,6 +118,9 @@ impl Files {
         }
         let (dirty, unlinked) = {
             let mut state = file.lock();
+            if open.passthrough {
+                open.unsent.changed();
+            }
             // What the kernel wrote is a change whatever was taken for known of it meanwhile.
             state.close(&stat, open.passthrough);
             if let Some((second, _)) = state.residency.shadow

@@ -73,6 +73,10 @@ impl Files {
         }
         let level = self.catalog.durability_of_file(&file);
         self.fsync_to(level, (&open, &file), object, tier, data_only)?;
+        if flags.writes() && lost.take_loss(&open.unsent, handle, file.object) {
+            // Its node went while this waited.
+            return Err(Errno::EIO.into());
+        }
         file.lock().pay_fsync();
         Ok(())
     }

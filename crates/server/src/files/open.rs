@@ -550,7 +550,8 @@ impl Files {
             });
             (open.cloned(), changing)
         });
-        if !changing && self.buffer.is_unclosed(file.object) {
+        // Its last close is not on record: it has met the end of its node, or of an earlier server.
+        if !changing && file.lock().residency.writing {
             let object = self.buffer.tiers().open_object(file.tier(), file.object)?;
             grow_to(&mut attr, &object.stat()?);
             return Ok(attr);

@@ -101,7 +101,8 @@ impl Files {
             return Ok((object, None));
         }
         let lacking = open.unsent.take();
-        let is_unseen = open.passthrough && open.is_written();
+        // Of what a kernel has written by itself, before or after the last close, nobody knows.
+        let is_unseen = open.passthrough;
         let known = Lacking {
             all: lacking.all || is_unseen,
             ..lacking.clone()
@@ -353,6 +354,10 @@ impl Files {
             // Its kernel writes by itself what nobody could tell to be another's.
             return Ok(Promotion::None);
         }
+        if open.is_none() && file.lock().residency.writing {
+            // So may the kernel of who had it open when this server started.
+            return Ok(Promotion::None);
+        }
         let mut held = match &open {
             None => None,
             Some(open) => match open.target.try_write_for(PATIENCE) {
@@ -405,6 +410,10 @@ impl Files {
                     tier: to,
                 },
             );
+        }
+        if loses && held.is_none() {
+            // Who comes back with it, or opens it, is told.
+            self.buffer.opens().lost.add(file.object);
         }
         drop((held, claim));
         self.settle_promoted(file, (from, to), &*object, stat.allocated_bytes, loses);

@@ -27,8 +27,12 @@ impl Lifecycle {
             // It was promised no more than its server keeps, and loses nothing by waiting.
             return Ok(false);
         }
+        if file.lock().residency.writing {
+            // Somebody has it open, whose kernel perhaps goes on writing it by itself.
+            return Ok(false);
+        }
         // What was written last was not counted by this server.
-        let lacks = file.lock().residency.writing.then_some(true);
+        let lacks = None;
         let Fate::Promoted { loses } = fate(&away(file, copied, lacks)) else {
             return Ok(false);
         };

@@ -14,7 +14,7 @@ const MIB: usize = 1 << 20;
 const KEEP: &str = "[demotion]\nidle = false\nstart = 0.9\n\
                     [[rule]]\npath = \"/**\"\ndurability = \"memory\"\n";
 /// What is wanted soon enough.
-const SOON: Duration = Duration::from_secs(5);
+const SOON: Duration = Duration::from_secs(2);
 
 fn open(fleet: &Fleet, node: usize, path: &str) -> File {
     let mut options = File::options();
