@@ -153,7 +153,7 @@ impl Opening<'_> {
     /// come up.
     fn hold(&self, note: &StoreNote) -> Result<Box<dyn Store>, StartError> {
         let mut options = self.options(note);
-        let (begun, mut told) = (Instant::now(), None);
+        let (mut begun, mut told) = (Instant::now(), None);
         let mut wait = |what: &'static str, line: String| {
             if told.replace(what) != Some(what) {
                 (self.told.tell)(&line);
@@ -162,6 +162,8 @@ impl Opening<'_> {
         };
         // What is to be waited for before the store's last holder can be taken for silent.
         let mut taken_from: Option<String> = None;
+        // Whom this server has stood by for.
+        let mut stood_by: Option<String> = None;
         let store = self.store();
         loop {
             let error = match self.wanted.location.open(&options) {
@@ -189,19 +191,21 @@ impl Opening<'_> {
                     options.take_over = TakeOver::From(holder);
                 }
                 Error::InUse(Some(holder)) if self.wanted.standby => {
-                    self.stand_by(holder, note, &options)?;
+                    stood_by = Some(self.stand_by(holder, note, &options)?);
+                    // Standing by takes days, and says nothing of the store's patience.
+                    begun = Instant::now();
                 }
                 Error::InUse(holder) => {
                     let holder = holder.unwrap_or_else(|| "another server".into());
                     if !is_time {
                         return Err(StartError::StoreHeld { store, holder });
                     }
+                    let most = options.lease.as_secs();
                     wait(
                         "hold",
                         format!(
-                            "waits for the metadata store {store}: held by {holder}; if that has died, \
-                         for {} s at most",
-                            options.lease.as_secs()
+                            "waits for the metadata store {store}: held by {holder}; if that has \
+                             died, for {most} s at most"
                         ),
                     );
                 }
@@ -212,10 +216,14 @@ impl Opening<'_> {
                         RECORDS_STORE.as_secs()
                     ),
                 ),
-                Error::Io(why) => {
-                    let why = why.to_string();
-                    return Err(StartError::StoreSilent { store, why });
-                }
+                Error::Io(why) => match stood_by.take() {
+                    // Who ends now is no standby once the store is back.
+                    Some(leader) => {
+                        stood_by = Some(self.stand_by(leader, note, &options)?);
+                        begun = Instant::now();
+                    }
+                    None => return Err(self.silent(&why)),
+                },
                 Error::Version { found } => return Err(self.other_version("metadata store", found)),
                 error => return Err(self.failed()(error)),
             }
@@ -223,13 +231,13 @@ impl Opening<'_> {
     }
 
     /// Waits until nobody leads, or the one who did was this folder's. An outage of the store
-    /// changes nothing: nobody leads without it.
+    /// changes nothing: nobody leads without it. Answers with who has led last.
     fn stand_by(
         &self,
         mut leader: String,
         note: &StoreNote,
         options: &Options,
-    ) -> Result<(), StartError> {
+    ) -> Result<String, StartError> {
         let onlooker =
             Onlooker::new(&self.wanted.location, options.patience).map_err(self.failed())?;
         let mut is_silent = false;
@@ -240,7 +248,7 @@ impl Opening<'_> {
             std::thread::sleep(LOOK);
             match onlooker.leader() {
                 Ok(Some(holder)) if !is_called(&holder, &note.folder) => leader = holder,
-                Ok(_) => return Ok(()),
+                Ok(_) => return Ok(leader),
                 Err(error) if !is_silent => {
                     tracing::warn!("metadata store {}: {error}; tried again", self.store());
                     is_silent = true;
@@ -249,6 +257,13 @@ impl Opening<'_> {
                 Err(_) => continue,
             }
             is_silent = false;
+        }
+    }
+
+    fn silent(&self, why: &std::io::Error) -> StartError {
+        StartError::StoreSilent {
+            store: self.store(),
+            why: why.to_string(),
         }
     }
 
