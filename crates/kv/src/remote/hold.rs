@@ -12,6 +12,8 @@ use crate::Error;
 
 /// A word is due so often within the time that a hold is valid: two may be lost.
 const WORDS_PER_LEASE: u32 = 3;
+/// After a word that was lost the next follows sooner.
+const TRIES_PER_LEASE: u32 = 24;
 
 /// Until when a store is surely this process's. Clones tell the same.
 ///
@@ -85,7 +87,16 @@ impl Keeper {
         let stop = Arc::new(Stop::default());
         let thread = std::thread::Builder::new().name("fb-hold".into()).spawn({
             let stop = stop.clone();
-            move || while stop.wait(lease / WORDS_PER_LEASE) && !matches!(keep(), Ok(false)) {}
+            move || {
+                let mut next = lease / WORDS_PER_LEASE;
+                while stop.wait(next) {
+                    next = match keep() {
+                        Ok(true) => lease / WORDS_PER_LEASE,
+                        Ok(false) => break,
+                        Err(_) => lease / TRIES_PER_LEASE,
+                    };
+                }
+            }
         })?;
         Ok(Keeper {
             stop,

@@ -88,9 +88,10 @@ impl Client {
         })
     }
 
-    /// How many seconds the lease is valid from now on; 0 if it has gone.
-    pub(super) fn keep_alive(&self, id: i64) -> Result<i64, Error> {
-        self.call(|channel| async move {
+    /// How many seconds the lease is valid from now on; 0 if it has gone. Does not wait longer than
+    /// `patience` for one member: the lease ends meanwhile.
+    pub(super) fn keep_alive(&self, id: i64, patience: Duration) -> Result<i64, Error> {
+        self.call_for(patience, |channel| async move {
             let mut grpc = ready(channel).await?;
             let requests = tokio_stream::once(LeaseKeepAliveRequest { id });
             let path = PathAndQuery::from_static("/etcdserverpb.Lease/LeaseKeepAlive");
@@ -100,6 +101,18 @@ impl Client {
             let answer = answer.ok_or_else(|| Status::unavailable("no answer about a lease"))?;
             Ok(answer.ttl)
         })
+    }
+
+    /// Asks one member after the other, each once, until one is there to answer.
+    pub(super) fn ask_each<A>(&self, ask: impl Fn() -> Result<A, Error>) -> Result<A, Error> {
+        for _ in 1..self.members.len() {
+            match ask() {
+                // The next question goes to the next member.
+                Err(Error::Io(_)) => {}
+                answered => return answered,
+            }
+        }
+        ask()
     }
 
     /// From now on calls use a connection that is made after this, to the next member.
@@ -130,13 +143,24 @@ impl Client {
     where
         F: Future<Output = Result<A, Status>>,
     {
+        self.call_for(self.patience, call)
+    }
+
+    fn call_for<A, F>(
+        &self,
+        patience: Duration,
+        call: impl FnOnce(Channel) -> F,
+    ) -> Result<A, Error>
+    where
+        F: Future<Output = Result<A, Status>>,
+    {
         let (channel, number) = {
             let current = self.current.lock();
             (current.channel.clone(), current.number)
         };
         let runtime = self.runtime.as_ref().ok_or(Error::Poisoned)?;
         let answer = runtime.block_on(async {
-            match tokio::time::timeout(self.patience, call(channel)).await {
+            match tokio::time::timeout(patience, call(channel)).await {
                 Ok(answer) => answer,
                 Err(_) => Err(Status::deadline_exceeded("no answer in time")),
             }
@@ -200,5 +224,53 @@ fn from_status(status: &Status) -> Error {
             Error::Setup(format!("etcd refuses access: {said}"))
         }
         _ => Error::Io(io::Error::other(format!("etcd: {said}"))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::TcpListener;
+    use std::time::Instant;
+
+    use super::*;
+
+    fn listener() -> (TcpListener, String) {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+        let address = listener.local_addr().expect("its address").to_string();
+        (listener, address)
+    }
+
+    /// A member that takes connections, and says nothing.
+    fn was_asked(member: &TcpListener) -> bool {
+        member.set_nonblocking(true).expect("no waiting");
+        member.accept().is_ok()
+    }
+
+    #[test]
+    fn each_member_is_asked_once_also_where_the_first_is_not_there() {
+        let ((gone, first), (silent, second), (last, third)) = (listener(), listener(), listener());
+        drop(gone);
+        let client = Client::new(&[first, second, third], Duration::from_millis(200));
+        let client = client.expect("a client");
+        let asked = Mutex::new(0);
+        let answer = client.ask_each(|| {
+            *asked.lock() += 1;
+            client.grant(8)
+        });
+        assert!(matches!(answer, Err(Error::Io(_))), "nobody answers");
+        assert_eq!(*asked.lock(), 3);
+        assert!(was_asked(&silent) && was_asked(&last));
+    }
+
+    #[test]
+    fn a_lease_waits_for_a_silent_member_only_as_long_as_it_can() {
+        let ((_silent, first), (next, second)) = (listener(), listener());
+        let client = Client::new(&[first, second], Duration::from_secs(60));
+        let client = client.expect("a client");
+        let begun = Instant::now();
+        let kept = client.ask_each(|| client.keep_alive(1, Duration::from_millis(200)));
+        assert!(matches!(kept, Err(Error::Io(_))), "nobody answers");
+        assert!(begun.elapsed() < Duration::from_secs(30));
+        assert!(was_asked(&next));
     }
 }

@@ -10,6 +10,10 @@ use crate::Error;
 use crate::remote::hold::{Hold, Keeper};
 use crate::remote::{Location, Options, TakeOver, boottime};
 
+/// So many members may be silent one after the other while a lease lasts, and one of those that are
+/// not still keeps it.
+const MEMBERS_PER_LEASE: u32 = 6;
+
 /// This process leads the store of a cluster, as long as its lease is valid.
 ///
 /// The store needs nobody to look at the lease: each commit is refused by etcd once the lease has
@@ -94,15 +98,11 @@ pub(super) fn lead(
     names: &Names,
     options: &Options,
 ) -> Result<Arc<Lead>, Error> {
-    let sent = boottime::now();
-    let granted = client.grant(
-        options
-            .lease
-            .as_secs()
-            .max(1)
-            .try_into()
-            .unwrap_or(i64::MAX),
-    )?;
+    let lease = options.lease.as_secs().max(1);
+    let lease = lease.try_into().unwrap_or(i64::MAX);
+    // A start begins with the first member, which may be the one that is not there. What another
+    // one granted without an answer expires by itself.
+    let (sent, granted) = client.ask_each(|| Ok((boottime::now(), client.grant(lease)?)))?;
     let hold = Hold::default();
     hold.extend(sent, seconds(granted.ttl));
     let term = match take_key(client, names, granted.id, options) {
@@ -115,9 +115,10 @@ pub(super) fn lead(
     };
     let keeper = {
         let (client, hold, id) = (client.clone(), hold.clone(), granted.id);
+        let patience = seconds(granted.ttl) / MEMBERS_PER_LEASE;
         Keeper::start(seconds(granted.ttl), move || {
-            let sent = boottime::now();
-            let ttl = client.keep_alive(id)?;
+            let (sent, ttl) =
+                client.ask_each(|| Ok((boottime::now(), client.keep_alive(id, patience)?)))?;
             match ttl > 0 {
                 true => hold.extend(sent, seconds(ttl)),
                 false => hold.lose(),
