@@ -193,6 +193,9 @@ impl Instance {
         self.spawn("fb-compare", false, &rooms.files, unseen::watch::compare)?;
         self.spawn("fb-inplace", false, &rooms.files, inplace::flush::run)?;
         self.spawn("fb-monitor", false, &rooms.lifecycle, monitor::run)?;
+        if rooms.base.settings().has_standby() {
+            self.spawn("fb-lead", true, &rooms.lifecycle, monitor::watch_hold)?;
+        }
         if !rooms.buffer.tiers().holders().is_empty() {
             let room = &rooms.lifecycle;
             self.spawn("fb-holders", true, room, monitor::watch_holders)?;

@@ -15,6 +15,8 @@ use crate::lifecycle::Lifecycle;
 
 /// Between two looks at everything else.
 const LOOK: Duration = Duration::from_millis(50);
+/// Between two looks at the hold on the records.
+const HOLD_LOOK: Duration = Duration::from_millis(50);
 /// Between two questions to the file systems below.
 const SPACE_LOOK: Duration = Duration::from_millis(500);
 /// Records reach stable storage at most this long after they were made, fsync or not.
@@ -34,9 +36,6 @@ pub fn run(lifecycle: &Arc<Lifecycle>) {
     let mut mend_at = Instant::now();
     let mut was_given_up = false;
     while !lifecycle.base.is_ending() {
-        if is_deposed(lifecycle) {
-            return;
-        }
         was_given_up = watch_health(lifecycle, was_given_up);
         if let Err(error) = lifecycle.ns.save_deferred() {
             lifecycle
@@ -71,6 +70,14 @@ pub fn run(lifecycle: &Arc<Lifecycle>) {
             sync_at = Instant::now() + SYNC_EVERY;
         }
         std::thread::sleep(LOOK);
+    }
+}
+
+/// The thread that ends a server whose hold on the records is over. It does nothing else: what it
+/// waited for would be time in which two servers answer.
+pub fn watch_hold(lifecycle: &Arc<Lifecycle>) {
+    while !lifecycle.base.is_ending() && !is_deposed(lifecycle) {
+        std::thread::sleep(HOLD_LOOK);
     }
 }
 
