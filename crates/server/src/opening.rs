@@ -62,14 +62,17 @@ pub fn open_rooms(settings: Settings, mode: OpenMode, told: Told<'_>) -> Result<
     open_with(settings, mode, pfs, store, &mut |_| ())
 }
 
-/// Rooms on a store of one's own, for tests; `wrap` may put something around the tiers.
+/// Rooms on a store of one's own, for tests. The PFS is changed while `may_change` says so; `wrap`
+/// may put something around the tiers.
 #[cfg(test)]
 pub fn open_on(
     settings: Settings,
     store: Box<dyn forebay_kv::Store>,
+    may_change: impl Fn() -> bool + Send + Sync + 'static,
     wrap: &mut dyn FnMut(&mut TierSet),
 ) -> Result<Rooms, StartError> {
-    let pfs = PfsTree::open(&settings.pfs).map_err(failed("PFS"))?;
+    let mut pfs = PfsTree::open(&settings.pfs).map_err(failed("PFS"))?;
+    pfs.change_only_while(may_change);
     open_with(settings, OpenMode::Serve, pfs, store, wrap)
 }
 

@@ -89,6 +89,8 @@ pub struct Lab {
     rooms: Arc<Rooms>,
     /// The store of its records.
     pub store: Arc<FailingStore>,
+    /// Whether another server may lead by now.
+    pub is_replaced: Arc<AtomicBool>,
 }
 
 impl Lab {
@@ -123,10 +125,20 @@ impl Lab {
             fired: AtomicU64::new(0),
             healed: AtomicBool::new(false),
         });
-        let rooms = open_on(settings, Box::new(store.clone()), wrap);
+        let is_replaced = Arc::new(AtomicBool::new(false));
+        let may_change = {
+            let is_replaced = is_replaced.clone();
+            move || !is_replaced.load(Ordering::Acquire)
+        };
+        let rooms = open_on(settings, Box::new(store.clone()), may_change, wrap);
         let rooms = rooms.unwrap_or_else(|error| panic!("start: {error}"));
         let rooms = Arc::new(rooms);
-        Lab { dir, rooms, store }
+        Lab {
+            dir,
+            rooms,
+            store,
+            is_replaced,
+        }
     }
 
     /// The same with a flash directory that fails when it is told to, and loses what it was not

@@ -1,6 +1,7 @@
 //! The files of the burst buffer by object.
 
 use std::collections::HashMap;
+use std::io;
 use std::sync::Arc;
 
 use forebay_namespace::File;
@@ -182,6 +183,23 @@ impl Buffer {
         match self.is_on_pfs(target) {
             true => Ok(self.base.health().pass()?),
             false => Ok(()),
+        }
+    }
+
+    /// To be called last before a change of what is open: fails if it is on the PFS and another
+    /// server may lead by now.
+    pub fn pass_to_change(&self, target: &Target) -> io::Result<()> {
+        match self.is_on_pfs(target) {
+            true => self.ns.pfs().pass_to_change(),
+            false => Ok(()),
+        }
+    }
+
+    /// The same for an object of a tier.
+    pub fn pass_to_change_in(&self, tier: TierId) -> io::Result<()> {
+        match self.tiers.kind(tier) {
+            TierKind::Pfs => self.ns.pfs().pass_to_change(),
+            _ => Ok(()),
         }
     }
 

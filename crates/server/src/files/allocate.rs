@@ -66,7 +66,8 @@ impl Files {
             SpaceChange::ZeroRange => Allocate::ZeroRange,
             SpaceChange::ZeroRangeKeepSize => Allocate::ZeroRangeKeepSize,
         };
-        let allocated = target.object().allocate(mode, offset, len);
+        let pass = self.buffer.pass_to_change(&target);
+        let allocated = pass.and_then(|()| target.object().allocate(mode, offset, len));
         open.unsent.changed();
         self.note_changed(&target)?;
         drop(target);

@@ -221,6 +221,7 @@ impl Files {
             loop {
                 let end = open.end.lock();
                 if is_marked(target) {
+                    self.buffer.pass_to_change(target)?;
                     match target {
                         Target::Buffer { file, object, .. } => {
                             self.cut(file, size, || Ok(object.set_len(size)?))?;
@@ -239,6 +240,7 @@ impl Files {
         }
         if set.atime.is_some() || set.mtime.is_some() {
             open.touched.store(true, Ordering::Release);
+            self.buffer.pass_to_change(target)?;
             target.object().set_times(set.atime, set.mtime)?;
         }
         Ok(())
@@ -255,9 +257,13 @@ impl Files {
             self.begin_change(file)?;
             self.buffer.activity().note();
         }
+        let change = || {
+            self.buffer.pass_to_change_in(file.tier())?;
+            change_object(object, set)
+        };
         let changed = match set.size {
-            Some(size) => self.cut(file, size, || change_object(object, set)),
-            None => change_object(object, set),
+            Some(size) => self.cut(file, size, change),
+            None => change(),
         };
         if changed.is_ok() && set.size == Some(0) {
             self.integrity.forget_failed_flush(file, object);

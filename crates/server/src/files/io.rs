@@ -99,10 +99,11 @@ impl Files {
             self.buffer.reach(&target)?;
             self.note_write(open, &target)?;
             let place = (!how.append).then_some(offset);
-            let written = match how.write_back {
+            let pass = self.buffer.pass_to_change(&target);
+            let written = pass.and_then(|()| match how.write_back {
                 true => store_back(open, &target, data, offset),
                 false => write_object(&target, data, place),
-            };
+            });
             match &written {
                 Ok((written, end)) => open.unsent.wrote(end.saturating_sub(*written as u64)..*end),
                 Err(_) => {

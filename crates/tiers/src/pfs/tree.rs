@@ -127,8 +127,13 @@ impl PfsTree {
         self.changing = Changing(Some(Box::new(may)));
     }
 
-    /// Asked last before a change. The answer may have taken its time.
-    pub(super) fn pass_to_change(&self) -> io::Result<()> {
+    /// Asked last before a change, also by who changes what was opened here. The answer may have
+    /// taken its time.
+    ///
+    /// # Errors
+    ///
+    /// `ETIMEDOUT` while the file system below is given up, `EIO` while it must not be changed.
+    pub fn pass_to_change(&self) -> io::Result<()> {
         self.health.pass()?;
         match &self.changing.0 {
             Some(may) if !may() => Err(io::Error::other(

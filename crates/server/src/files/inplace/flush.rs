@@ -56,7 +56,7 @@ impl Files {
         change: impl FnOnce() -> io::Result<()>,
     ) -> io::Result<()> {
         self.keep_in_place(node, file)?;
-        let changed = change();
+        let changed = self.ns.pfs().pass_to_change().and_then(|()| change());
         self.keep_in_place(node, file)?;
         if changed.is_ok() && size == Some(0) {
             self.in_place.owes_nothing(node.id);
@@ -215,6 +215,8 @@ impl Files {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::Ordering;
+
     use forebay_testkit::{LoopFs, needs_root};
     use forebay_types::{Handle, Ino, OpenFlags, RenameMode, SetAttr};
     use forebay_wire::{Link, WriteHow};
@@ -287,6 +289,33 @@ mod tests {
         assert_eq!(kept(rooms), 1);
         rooms.files.flush_all_in_place();
         assert_eq!(kept(rooms), 0);
+    }
+
+    #[test]
+    fn who_may_be_replaced_changes_nothing_in_place() {
+        let lab = Lab::new();
+        let rooms = lab.rooms();
+        let (ino, handle) = open_linked(&lab, "f");
+        change(rooms, handle);
+        lab.is_replaced.store(true, Ordering::Release);
+        let written = rooms.files.write(handle, 0, b"con", WriteHow::WAITING);
+        assert_eq!(answer(written), Err(Errno::EIO));
+        let append = WriteHow {
+            append: true,
+            ..WriteHow::WAITING
+        };
+        let written = rooms.files.write(handle, 0, b"more", append);
+        assert_eq!(answer(written), Err(Errno::EIO));
+        let cut = SetAttr {
+            size: Some(1),
+            ..SetAttr::default()
+        };
+        for handle in [Some(handle), None] {
+            let changed = rooms.files.setattr(ino, handle, &cut, me());
+            assert_eq!(answer(changed.map(drop)), Err(Errno::EIO));
+        }
+        let there = std::fs::read(lab.pfs("f")).expect("read");
+        assert_eq!(there, b"CONtent");
     }
 
     #[test]
