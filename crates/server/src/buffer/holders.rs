@@ -1,6 +1,7 @@
 //! Data servers on other nodes: found at a start, or expected where they do not answer.
 
 use std::io;
+use std::thread::ScopedJoinHandle;
 use std::time::{Duration, Instant};
 
 use forebay_holder::{Claim, RemoteTier, RemoteTiers};
@@ -73,13 +74,25 @@ fn name_of(server: u16) -> String {
     format!("server-{server}")
 }
 
-/// All of them. Who does not answer in time is expected with the tiers of before: nobody can say
-/// what it holds, and nobody waits for that.
+/// All of them, asked at the same time: one that hangs keeps a start for long enough by itself. Who
+/// does not answer in time is expected with the tiers of before: nobody can say what it holds, and
+/// nobody waits for that.
 pub fn find_holders(settings: &Settings, claim: &Claim, known: &mut Known) -> Vec<Holder> {
     let until = Instant::now() + settings.wait_for_holders;
-    let holders = settings.holders.iter();
-    let found = holders.map(|holder| find(holder, claim, until, known));
-    found.collect()
+    let before = &*known;
+    let found: Vec<Holder> = std::thread::scope(|scope| {
+        let ask = |holder| scope.spawn(move || find(holder, claim, until, before));
+        let asked: Vec<_> = settings.holders.iter().map(ask).collect();
+        let found = asked.into_iter().map(ScopedJoinHandle::join);
+        found
+            .map(|found| found.unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
+            .collect()
+    });
+    for holder in found.iter().filter(|holder| !holder.is_expected) {
+        let facts = holder.found.iter().map(|tier| tier.facts().clone());
+        known.note_holder(holder.server, facts.collect());
+    }
+    found
 }
 
 /// The node that has it does not answer.
@@ -94,7 +107,7 @@ fn is_refused(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::EBUSY | libc::EACCES))
 }
 
-fn find(holder: &HolderSetting, claim: &Claim, until: Instant, known: &mut Known) -> Holder {
+fn find(holder: &HolderSetting, claim: &Claim, until: Instant, known: &Known) -> Holder {
     let (server, name) = (holder.server, name_of(holder.server));
     let tiers = RemoteTiers::new(holder.way.0.clone(), claim.clone());
     let (mut is_told, mut is_expected) = (false, false);
@@ -116,11 +129,7 @@ fn find(holder: &HolderSetting, claim: &Claim, until: Instant, known: &mut Known
                 }
                 std::thread::sleep(DATA_SERVER_TRY);
             }
-            Ok(found) => {
-                let facts = found.iter().map(|tier| tier.facts().clone());
-                known.note_holder(server, facts.collect());
-                break found;
-            }
+            Ok(found) => break found,
         }
     };
     Holder {
@@ -129,5 +138,54 @@ fn find(holder: &HolderSetting, claim: &Claim, until: Instant, known: &mut Known
         found,
         is_expected,
         missing: Mutex::default(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::{Arc, Barrier};
+
+    use forebay_types::Errno;
+    use forebay_wire::{Connection, Reply, Request};
+
+    use super::*;
+    use crate::base::settings::HolderWay;
+
+    /// Answers once both are asked.
+    struct Together(Barrier);
+
+    impl Connection for Together {
+        fn call(&self, _: Request, _: &[u8], _: &mut [u8]) -> Result<Reply, Errno> {
+            self.0.wait();
+            Err(Errno::EACCES)
+        }
+
+        fn hands_over_descriptors(&self) -> bool {
+            false
+        }
+    }
+
+    #[test]
+    fn data_servers_are_asked_at_the_same_time() {
+        let way = Arc::new(Together(Barrier::new(2)));
+        let mut settings = Settings::new("/".into(), None, "/".into());
+        settings.holders = [2, 3]
+            .map(|server| HolderSetting {
+                server,
+                rack: server,
+                addresses: Vec::new(),
+                way: HolderWay(way.clone()),
+            })
+            .into();
+        let (told, found) = std::sync::mpsc::channel();
+        // Asked one after the other, the first would wait forever.
+        std::thread::spawn(move || {
+            let mut known = Known::default();
+            told.send(find_holders(&settings, &Claim::new([7; 16], 1), &mut known))
+        });
+        let found = found.recv_timeout(Duration::from_secs(20));
+        let servers = found.expect("both were asked").into_iter();
+        let servers: Vec<u16> = servers.map(|holder| holder.server).collect();
+        assert_eq!(servers, [2, 3]);
     }
 }
