@@ -2,6 +2,7 @@
 
 use std::io;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use forebay_wire::{OUT_OF_REACH, ObjectCall, Request};
 
@@ -14,6 +15,7 @@ pub struct Claim {
     instance: [u8; 16],
     epoch: u32,
     may: Arc<dyn Fn() -> bool + Send + Sync>,
+    replaced: Arc<AtomicBool>,
 }
 
 impl Claim {
@@ -23,6 +25,7 @@ impl Claim {
             instance,
             epoch,
             may: Arc::new(|| true),
+            replaced: Arc::default(),
         }
     }
 
@@ -37,6 +40,21 @@ impl Claim {
     /// Whose objects.
     pub fn instance(&self) -> [u8; 16] {
         self.instance
+    }
+
+    /// Whether a data server has said that a later start has come.
+    pub fn is_replaced(&self) -> bool {
+        self.replaced.load(Ordering::Acquire)
+    }
+
+    /// A data server says that a later start has come.
+    pub(crate) fn note_replaced(&self) {
+        if !self.replaced.swap(true, Ordering::AcqRel) {
+            tracing::error!(
+                "a data server has let in a later start of the metadata server: this one was \
+                 replaced, and gets no data server back"
+            );
+        }
     }
 
     /// What begins a session.

@@ -153,6 +153,10 @@ impl Way {
             let begun = match self.connection.call(request, &[], &mut []) {
                 // What hangs there would be waited for again.
                 Err(Errno::EAGAIN) => return Err(OUT_OF_REACH.into()),
+                Err(Errno::ESTALE) => {
+                    self.claim.note_replaced();
+                    return Err(Errno::ESTALE.into());
+                }
                 begun => begun?,
             };
             let Response::Object(ObjectReply::Tiers { boot, tiers }) = begun.response else {
@@ -174,6 +178,17 @@ impl Way {
             }
         }
         Err(OUT_OF_REACH.into())
+    }
+
+    /// The data server has ended the session of this generation: who asks next begins anew, and
+    /// hears whether a later start of the metadata server has come.
+    fn doubt(&self, generation: u64) {
+        let mut session = self.session.lock();
+        if session.is_some_and(|known| known.generation == generation)
+            && self.connection.generation() == generation
+        {
+            *session = None;
+        }
     }
 
     /// Asked for each new file: what costs least is looked at first.
@@ -300,6 +315,11 @@ impl RemoteTiers {
         }
         let there = way.ask_who();
         there.is_some() && there != *way.refused.lock()
+    }
+
+    /// Whether a data server has said that a later start of the metadata server has come.
+    pub fn is_replaced(&self) -> bool {
+        self.way.claim.is_replaced()
     }
 
     /// Nothing of it is used before a start has looked at it.
@@ -434,15 +454,22 @@ impl Tier for RemoteTier {
     }
 
     fn space(&self) -> io::Result<Space> {
-        match self.way.ask(ObjectCall::Space(self.id))? {
-            ObjectReply::Space {
+        let generation = self.way.connection.generation();
+        match self.way.ask(ObjectCall::Space(self.id)) {
+            Ok(ObjectReply::Space {
                 total_bytes,
                 free_bytes,
-            } => Ok(Space {
+            }) => Ok(Space {
                 total_bytes,
                 free_bytes,
             }),
-            _ => Err(odd()),
+            Ok(_) => Err(odd()),
+            Err(error) => {
+                if error.raw_os_error() == Some(libc::ESTALE) {
+                    self.way.doubt(generation);
+                }
+                Err(error)
+            }
         }
     }
 

@@ -46,6 +46,16 @@ struct Turns {
     epoch: u32,
 }
 
+impl Turns {
+    fn check_latest(&self, epoch: u32) -> io::Result<()> {
+        if epoch < self.epoch {
+            tracing::warn!("a metadata server that was replaced has come, and is sent away");
+            return Err(Errno::ESTALE.into());
+        }
+        Ok(())
+    }
+}
+
 /// Tiers that are open, and whose objects are in them.
 struct Opened {
     instance: [u8; 16],
@@ -114,10 +124,7 @@ impl DataServer {
     ) -> io::Result<(Turn, Tiers)> {
         let tiers = self.tiers_of(instance)?;
         let mut turns = self.turn.lock();
-        if epoch < turns.epoch {
-            tracing::warn!("a metadata server that was replaced has come, and is sent away");
-            return Err(Errno::ESTALE.into());
-        }
+        turns.check_latest(epoch)?;
         turns.epoch = epoch;
         if let Some(before) = &turns.now {
             before.end()?;
@@ -125,6 +132,11 @@ impl DataServer {
         let turn = Turn(Arc::new(RwLock::new(true)), has);
         turns.now = Some(turn.clone());
         Ok((turn, tiers))
+    }
+
+    /// `ESTALE` for an earlier start of a metadata server than one that has come.
+    pub(crate) fn check_latest(&self, epoch: u32) -> io::Result<()> {
+        self.turn.lock().check_latest(epoch)
     }
 
     /// The tiers are opened again for who begins next.

@@ -114,6 +114,8 @@ impl DataSession {
             if self.begun.get().is_none() {
                 let (turn, tiers) = self.server.begin(claim, self.has.clone())?;
                 drop(self.begun.set(Begun { turn, tiers }));
+            } else {
+                self.server.check_latest(claim.1)?;
             }
         }
         let tiers = self.begun.get().map(|begun| &begun.tiers);

@@ -377,7 +377,13 @@ fn who_was_replaced_gets_no_data_server_back() {
     let after = of(6).find("server-2").expect("tiers").remove(0);
     after.space().expect("its turn");
     assert!(tier.space().is_err(), "it was replaced");
-    assert_eq!(errno(of(5).find("server-2")), Some(Errno::ESTALE));
+    let late = of(5);
+    assert!(!late.is_replaced());
+    assert_eq!(errno(late.find("server-2")), Some(Errno::ESTALE));
+    assert!(late.is_replaced() && !of(6).is_replaced());
+    assert!(!before.is_replaced(), "it has not asked for its turn again");
+    assert!(tier.space().is_err());
+    assert!(before.is_replaced());
     after.space().expect("its turn still");
     of(6)
         .find("server-2")

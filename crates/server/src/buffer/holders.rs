@@ -35,6 +35,11 @@ impl Holder {
         self.tiers.is_to_be_looked_at()
     }
 
+    /// Whether a data server has said that a later start of the metadata server has come.
+    pub fn is_replaced(&self) -> bool {
+        self.tiers.is_replaced()
+    }
+
     /// This start cannot look at what it has: nothing of it is used before another one has.
     pub fn shut(&self) {
         self.tiers.shut();

@@ -9,6 +9,7 @@ use forebay_policy::patience::{DATA_SERVERS_LOOK, START_ANEW_AGAIN, START_ANEW_F
 use forebay_tiers::TierKind;
 use forebay_types::{Errno, TierId};
 
+use crate::buffer::holders::Holder;
 use crate::buffer::tierset::Slot;
 use crate::integrity::atrest::is_out_of_reach;
 use crate::lifecycle::Lifecycle;
@@ -169,20 +170,24 @@ fn end_without_store(lifecycle: &Lifecycle, error: &NsError) {
     }
 }
 
-/// Where another server may lead as soon as the hold on the records is over: whether it is. Nothing
-/// is asked of the store, which would take time that this server does not have.
+/// Where another server may lead as soon as the hold on the records is over: whether it is, or a
+/// data server has let another one in. Nothing is asked of the store, which would take time that
+/// this server does not have.
 fn is_deposed(lifecycle: &Lifecycle) -> bool {
-    let life = lifecycle.base.life();
-    let hold = lifecycle.ns.store_hold();
-    let Some(hold) = hold.filter(|hold| lifecycle.settings.has_standby() && !hold.is_valid())
-    else {
+    let Some(hold) = lifecycle.ns.store_hold() else {
         return false;
     };
-    let why = match hold.is_lost() {
-        true => "is lost",
+    let mut holders = lifecycle.buffer.tiers().holders().iter();
+    let why = match hold.is_valid() {
+        _ if !lifecycle.settings.has_standby() => return false,
+        true if holders.any(Holder::is_replaced) => {
+            "is of no use: a data server has another leader"
+        }
+        true => return false,
+        false if hold.is_lost() => "is lost",
         false => "was not renewed in time",
     };
-    life.depose(format!(
+    lifecycle.base.life().depose(format!(
         "the hold on the records in {} {why}: another server may lead with them",
         lifecycle.settings.store
     ));
