@@ -150,12 +150,10 @@ impl Instance {
         ) {
             instance.sessions.answer_while(hold);
         }
-        if rooms.lifecycle.is_other_node() {
-            let theirs = rooms.clone();
-            instance
-                .sessions
-                .reopen_only(Box::new(move |ino| is_off_the_pfs(&theirs, ino)));
-        }
+        let theirs = rooms.clone();
+        instance
+            .sessions
+            .reopen_only(Box::new(move |ino| is_off_the_pfs(&theirs, ino)));
         if !rooms.buffer.tiers().holders().is_empty() {
             let theirs = rooms.clone();
             let is_any_away = move || {

@@ -98,11 +98,6 @@ impl Boot {
         start.is_some_and(|start| start.is_another) && slot.kind != TierKind::Dram
     }
 
-    /// Whether the last run was in another start of this server's node, or on another node.
-    pub fn is_other_node(&self) -> bool {
-        self.own.is_another
-    }
-
     /// How the kernel calls this start of the node.
     pub fn id(&self) -> Option<&str> {
         self.own.id.as_deref()

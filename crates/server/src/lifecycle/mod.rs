@@ -57,11 +57,6 @@ pub struct Lifecycle {
 }
 
 impl Lifecycle {
-    /// Whether the last run was in another start of this node, or on another node.
-    pub fn is_other_node(&self) -> bool {
-        self.boot.is_other_node()
-    }
-
     /// How the kernel calls this start of the node.
     pub fn boot_id(&self) -> Option<&str> {
         self.boot.id()

@@ -86,8 +86,8 @@ impl Sessions {
         drop(self.common.hold.set(hold));
     }
 
-    /// The last run was on another node, or in another start of this one: who comes back gets to
-    /// write only what that says of. It is said once.
+    /// Who comes back from a run on another node, or in another start of this one, gets to write
+    /// only what that says of. It is said once.
     pub fn reopen_only(&self, is_kept: Box<IsKept>) {
         drop(self.common.is_kept.set(is_kept));
     }

@@ -25,6 +25,9 @@ use rustix::time::{ClockId, clock_gettime};
 const ALIVE: u64 = u64::MAX;
 /// Added to that time: the client may have pages of before.
 const UNSETTLED: u64 = 1 << 63;
+/// Beside it, an entry of its own: the client was alive on another node, and has not had again yet
+/// what it had there.
+const MOVED: u64 = 1 << 62;
 
 /// Before the boot id of a server that has no tiers of its own.
 const NO_TIERS: &str = "no tiers ";
@@ -41,6 +44,8 @@ struct State {
     stopping: bool,
     /// Who may have pages that this run knows nothing of.
     unsettled: HashSet<u64>,
+    /// Who was alive on another node, or in another start of this one, and has not come back since.
+    moved: HashSet<u64>,
     /// Nobody has such pages after that.
     pages_until: Option<Instant>,
 }
@@ -92,12 +97,18 @@ impl Lives {
             }
         }
         before.retain(|_, until| *until > now);
+        let mut moved: HashSet<u64> = record.map(moved_in).unwrap_or_default();
+        moved.retain(|life| before.contains_key(life));
+        if !record.is_some_and(|record| is_of(record, &start)) {
+            moved.extend(before.keys());
+        }
         let lives = Lives {
             start,
             unsettled: AtomicBool::new(!unsettled.is_empty()),
             state: Mutex::new(State {
                 unsettled,
                 before,
+                moved,
                 ..State::default()
             }),
             lease_ms: AtomicU64::new(0),
@@ -141,6 +152,9 @@ impl Lives {
     /// Who lives this life has lived that one before.
     pub fn follows(&self, life: u64, before: u64) {
         let mut state = self.state.lock();
+        if state.moved.contains(&before) && state.moved.insert(life) {
+            self.record(&state);
+        }
         if state.unsettled.remove(&before) {
             state.unsettled.insert(life);
         }
@@ -176,6 +190,7 @@ impl Lives {
     pub fn end(&self, life: u64) {
         let mut state = self.state.lock();
         if !state.stopping && state.alive.remove(&life) {
+            state.moved.remove(&life);
             self.record(&state);
         }
     }
@@ -199,10 +214,17 @@ impl Lives {
             .is_some_and(|until| *until > now_s())
     }
 
-    /// A client has again what it had in this life.
-    pub fn reclaimed(&self, life: u64) {
+    /// Whether what a client had in this life it had on another node, or in another start of this
+    /// one, also where further runs have come between.
+    pub fn has_moved(&self, life: u64) -> bool {
+        self.state.lock().moved.contains(&life)
+    }
+
+    /// A client has again what it had before, and lives the other life now.
+    pub fn reclaimed(&self, before: u64, life: u64) {
         let mut state = self.state.lock();
-        if state.before.remove(&life).is_some() {
+        let had_moved = state.moved.remove(&life) | state.moved.remove(&before);
+        if state.before.remove(&before).is_some() || had_moved {
             self.record(&state);
         }
     }
@@ -232,6 +254,7 @@ impl Lives {
             return;
         }
         let mut record = [self.start.mark().as_bytes(), b"\n"].concat();
+        let moved = state.moved.iter().map(|life| (*life, MOVED));
         let alive = state.alive.iter().map(|life| (*life, ALIVE));
         let flag = |life: &u64| u64::from(state.unsettled.contains(life)) * UNSETTLED;
         let before = state.before.iter();
@@ -240,7 +263,7 @@ impl Lives {
             |life: &&u64| !state.before.contains_key(life) && !state.alive.contains(life);
         let others = state.unsettled.iter().filter(is_other);
         let others = others.map(|life| (*life, UNSETTLED));
-        for (life, until) in alive.chain(before).chain(others) {
+        for (life, until) in moved.chain(alive).chain(before).chain(others) {
             record.extend(life.to_le_bytes());
             record.extend(until.to_le_bytes());
         }
@@ -255,10 +278,10 @@ impl Lives {
 /// node of before had tiers: then those who were alive. Until when others might have come, that
 /// node's clock would have to say.
 fn read(record: &[u8], start: &Start) -> HashMap<u64, u64> {
-    let mark = [start.mark().as_bytes(), b"\n"].concat();
-    let is_known = !start.boot.is_empty() && record.starts_with(&mark);
+    let is_known = is_of(record, start);
     let lost_nothing = !start.has_tiers && record.starts_with(NO_TIERS.as_bytes());
-    let known = entries(record).filter(|(_, until)| is_known || (lost_nothing && *until == ALIVE));
+    let entries = entries(record).filter(|(_, until)| *until != MOVED);
+    let known = entries.filter(|(_, until)| is_known || (lost_nothing && *until == ALIVE));
     let until = |until| match until {
         ALIVE => ALIVE,
         until => until & !UNSETTLED,
@@ -266,10 +289,22 @@ fn read(record: &[u8], start: &Start) -> HashMap<u64, u64> {
     known.map(|(life, at)| (life, until(at))).collect()
 }
 
+/// Whether a record was made in this start of the node.
+fn is_of(record: &[u8], start: &Start) -> bool {
+    let mark = [start.mark().as_bytes(), b"\n"].concat();
+    !start.boot.is_empty() && record.starts_with(&mark)
+}
+
 /// Who may have pages, of whatever start.
 fn unsettled_in(record: &[u8]) -> HashSet<u64> {
     let unsettled = entries(record).filter(|(_, until)| until & UNSETTLED != 0);
     unsettled.map(|(life, _)| life).collect()
+}
+
+/// Who has not come back since another node.
+fn moved_in(record: &[u8]) -> HashSet<u64> {
+    let moved = entries(record).filter(|(_, until)| *until == MOVED);
+    moved.map(|(life, _)| life).collect()
 }
 
 fn entries(record: &[u8]) -> impl Iterator<Item = (u64, u64)> {
@@ -312,18 +347,45 @@ mod tests {
         first.begin(2);
         let other = run(&kept, "bare-2");
         assert!(other.may_reclaim(1) && other.may_reclaim(2));
-        other.reclaimed(1);
+        other.reclaimed(1, 0);
         other.begin(3);
         // Who has not come back there has no time on this node's clock.
         let back = run(&kept, "bare-1");
         let may = [1, 2, 3].map(|life| back.may_reclaim(life));
         assert_eq!(may, [false, false, true]);
-        back.reclaimed(3);
+        back.reclaimed(3, 0);
         back.begin(4);
         assert!(!run(&kept, "boot-1").may_reclaim(4), "now it has tiers");
         let kept = Kept::default();
         run(&kept, "boot-1").begin(5);
         assert!(!run(&kept, "bare-2").may_reclaim(5), "it had tiers");
+    }
+
+    #[test]
+    fn who_was_alive_on_another_node_is_known_until_it_is_back_over_further_starts() {
+        let kept = Kept::default();
+        let first = run(&kept, "bare-1");
+        first.begin(1);
+        first.begin(2);
+        let second = run(&kept, "bare-2");
+        assert!(second.has_moved(1) && second.has_moved(2));
+        second.begin(11);
+        second.follows(11, 1);
+        assert!(second.has_moved(11), "it has not all of it yet");
+        second.reclaimed(1, 11);
+        second.begin(3);
+        let third = run(&kept, "bare-2");
+        let moved = [1, 2, 3, 11].map(|life| third.has_moved(life));
+        assert_eq!(moved, [false, true, false, false]);
+        assert!(third.may_reclaim(2) && third.may_reclaim(11));
+        third.begin(12);
+        third.follows(12, 2);
+        let fourth = run(&kept, "bare-2");
+        assert!(fourth.has_moved(2) && fourth.has_moved(12));
+        fourth.begin(13);
+        fourth.follows(13, 12);
+        fourth.reclaimed(12, 13);
+        assert!(!run(&kept, "bare-2").has_moved(13));
     }
 
     #[test]
@@ -340,15 +402,15 @@ mod tests {
         assert_eq!(may, [true, false, true, false]);
         assert!(second.are_awaited());
         second.begin(5);
-        second.reclaimed(1);
+        second.reclaimed(1, 0);
         second.stop();
         second.end(5);
         // The third one has not come to the second run, and may come to the next one.
         let third = run(&kept, "boot-1");
         let may = [1, 3, 5].map(|life| third.may_reclaim(life));
         assert_eq!(may, [false, true, true]);
-        third.reclaimed(3);
-        third.reclaimed(5);
+        third.reclaimed(3, 0);
+        third.reclaimed(5, 0);
         assert!(!third.are_awaited());
         third.begin(6);
         let anew = run(&kept, "boot-2");

@@ -21,7 +21,7 @@ impl Session {
         self.reclaims.store(may && !done, Ordering::Release);
         match may {
             true if done => {
-                lives.reclaimed(life);
+                lives.reclaimed(life, self.life);
                 self.common.holding.end_wait_for(life);
             }
             true => {}

@@ -112,7 +112,9 @@ impl Session {
         };
         let is_kept = self.common.is_kept.get();
         let is_again = flags.writes() && self.reclaims.load(Ordering::Acquire);
-        is_again && is_kept.is_some_and(|is_kept| !is_kept(*ino))
+        let before = self.life_before.load(Ordering::Acquire);
+        let has_moved = is_again && self.common.lives.has_moved(before);
+        has_moved && is_kept.is_some_and(|is_kept| !is_kept(*ino))
     }
 
     /// Before the server opens a file to be read by a client that may keep pages: the file.
