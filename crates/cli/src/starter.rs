@@ -89,7 +89,10 @@ pub fn note(folder: &Path, command: Option<&str>) -> io::Result<()> {
 }
 
 /// What stands in a note. The folder may be anybody's: nothing of it is trusted.
-fn read(folder: &Path, name: &str) -> io::Result<String> {
+///
+/// # Errors
+/// There is none, or nothing of Forebay can have written it.
+pub fn read(folder: &Path, name: &str) -> io::Result<String> {
     let mut text = String::new();
     let file = state::open(folder, name, OFlags::RDONLY, 0)?;
     file.take(NOTE_BYTES_MAX).read_to_string(&mut text)?;

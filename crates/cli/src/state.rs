@@ -21,6 +21,8 @@ pub const LOG: &str = "forebay.log";
 pub const SOCKET: &str = "control.sock";
 /// In the run folder of a mount: where it is mounted.
 pub const MOUNT: &str = "forebay.mount";
+/// In the run folder of a mount: which cluster it shows.
+pub const CLUSTER: &str = "forebay.cluster";
 /// The socket of mounts on the server's own node.
 pub const MOUNTS: &str = "mounts.sock";
 

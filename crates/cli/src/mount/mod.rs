@@ -7,7 +7,7 @@ mod relay;
 mod run;
 mod samepfs;
 
-pub use place::log_of;
+pub use place::{log_of, shows};
 
 use std::ffi::OsString;
 use std::path::PathBuf;

@@ -7,7 +7,10 @@ use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
+use crate::cluster::config::Cluster;
 use crate::exit::{Explain, Failure};
+use crate::show::text::show_path;
+use crate::starter;
 use crate::state::{self, Lock};
 
 /// The run folder of a mount, which is found by the mount's source. Unless the mount comes to be,
@@ -75,6 +78,7 @@ impl Drop for RunFolder {
             state::PID,
             state::SOCKET,
             state::MOUNT,
+            state::CLUSTER,
             state::LOG,
             state::LOCK,
         ] {
@@ -88,6 +92,22 @@ impl Drop for RunFolder {
         }
         drop(lock);
     }
+}
+
+/// Notes which cluster a mount shows. The note is there before the mount is.
+pub fn note_cluster(run: &Path, cluster: &Cluster) -> std::io::Result<()> {
+    state::write(run, state::CLUSTER, &format!("{}\n", mark_of(cluster)))
+}
+
+/// Whether the mount with this run folder shows that cluster. A local burst buffer has no note.
+pub fn shows(run: &Path, cluster: &Cluster) -> bool {
+    starter::read(run, state::CLUSTER).is_ok_and(|mark| mark == mark_of(cluster))
+}
+
+/// Names of clusters have no blanks, and others may use the same one.
+fn mark_of(cluster: &Cluster) -> String {
+    let pfs = show_path(cluster.pfs.as_os_str().as_bytes());
+    format!("{} {pfs}", cluster.name)
 }
 
 /// A file for what a process says that has no other log, made anew beside the run folders.
@@ -189,6 +209,28 @@ mod tests {
         assert!(taken.join(state::MOUNT).exists());
         drop(held);
         assert!(path.exists());
+    }
+
+    #[test]
+    fn a_mount_says_which_cluster_it_shows() {
+        let run = tempfile::tempdir().expect("tempdir");
+        let cluster = |name: &str, pfs: &str| {
+            let file = run.path().join("c.toml");
+            let text = format!(
+                "[cluster]\nname = \"{name}\"\npfs = \"{pfs}\"\nkey = \"/key\"\n\
+                 [[server]]\nid = 1\nroles = [\"metadata\", \"data\"]\n\
+                 addresses = [\"127.0.0.1:7070\"]\nstate = \"/state\"\ndram = \"64MiB\"\n"
+            );
+            std::fs::write(&file, text).expect("write");
+            Cluster::load(&file).expect("a cluster")
+        };
+        let own = cluster("bb0", "/scratch of us");
+        assert!(!shows(run.path(), &own), "a local one");
+        note_cluster(run.path(), &own).expect("noted");
+        assert!(shows(run.path(), &own));
+        for (name, pfs) in [("bb1", "/scratch of us"), ("bb0", "/scratch")] {
+            assert!(!shows(run.path(), &cluster(name, pfs)), "{name} {pfs}");
+        }
     }
 
     #[test]

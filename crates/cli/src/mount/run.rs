@@ -13,7 +13,7 @@ use forebay_wire::{Connection, Key, UnixServer};
 
 use super::MountArgs;
 use super::near::{Beside, Near};
-use super::place::{RunFolder, make_again};
+use super::place::{RunFolder, make_again, note_cluster};
 use super::relay::Relay;
 use super::samepfs;
 use crate::abort::Aborter;
@@ -86,7 +86,7 @@ fn mount_planned(plan: &Plan, detached: bool, readiness: &mut Readiness) -> Resu
     watch_signals(plan, detached, &log, events.clone()).explain("cannot watch signals", "")?;
     watch_panics(events.clone());
     let outcome = serve(plan, detached, &log, (events, &heard), readiness);
-    for file in [state::PID, state::SOCKET, state::MOUNT] {
+    for file in [state::PID, state::SOCKET, state::MOUNT, state::CLUSTER] {
         // They only repeat what the lock says.
         let _ = std::fs::remove_file(plan.run.join(file));
     }
@@ -256,6 +256,7 @@ fn serve(
         company: Company::Shared,
         root_squashed: plan.cluster.squash_root && !descriptors,
     };
+    note_cluster(&plan.run, &plan.cluster).explain(plan.run.join(state::CLUSTER).display(), "")?;
     let client = Client::of_another_node(lasting.clone(), plan.settings.distribution);
     let what = format!("{}: cannot mount", plan.mount.display());
     let mounted = forebay_mount::mount(client, &options).explain(what, "")?;

@@ -12,6 +12,7 @@ use crate::cluster::config::Cluster;
 use crate::control::Daemon;
 use crate::ended;
 use crate::exit::{Exit, Explain, Failure, reason};
+use crate::mount::shows;
 use crate::mounts::{self, MountEntry};
 use crate::show::json;
 use crate::state::{self, Holder};
@@ -55,7 +56,7 @@ pub fn run(args: &OnNodeArgs) -> Result<Exit, Failure> {
         return is_drained(args);
     }
     match &args.mount {
-        Some(mount) if args.unmount => unmount(mount),
+        Some(mount) if args.unmount => unmount(mount, &Cluster::load(&args.config)?),
         _ => {
             json::print(&look(args));
             Ok(Exit::Complete)
@@ -116,17 +117,12 @@ fn look_at_mount(mount: &Path, cluster: &Cluster) -> Result<bool, Failure> {
         if !is_alive {
             return Ok(false);
         }
-        let Some(daemon) = Daemon::try_connect(&entry.source)? else {
-            return Ok(true);
-        };
-        let status = within(PATIENCE / 4, move || daemon.status()).explain("a thread", "")?;
-        let is_other = |pfs: &[u8]| pfs != cluster.pfs.as_os_str().as_encoded_bytes();
-        // One that does not answer, because its server is away, is as it was.
-        return match status {
-            Some(Ok(bits)) if is_other(&bits.pfs) => Err(Failure::fatal(format!(
-                "{at}: the burst buffer of another file system is mounted there; choose another directory"
+        return match shows(&entry.source, cluster) {
+            true => Ok(true),
+            false => Err(Failure::fatal(format!(
+                "{}; choose another directory",
+                foreign(mount, cluster)
             ))),
-            _ => Ok(true),
         };
     }
     std::fs::create_dir_all(mount).explain(at, "choose another directory")?;
@@ -140,11 +136,29 @@ fn mounted_at(mount: &Path) -> Result<Option<MountEntry>, Failure> {
     Ok(table.into_iter().rev().find(ours))
 }
 
-fn unmount(mount: &Path) -> Result<Exit, Failure> {
+fn foreign(mount: &Path, cluster: &Cluster) -> String {
+    format!(
+        "{}: another burst buffer is mounted there, not that of cluster {}",
+        mount.display(),
+        cluster.name
+    )
+}
+
+/// An error has `Partial` where the mount stays: it is in use, or somebody else's.
+fn unmount(mount: &Path, cluster: &Cluster) -> Result<Exit, Failure> {
     let at = mount.display();
     let Some(entry) = mounted_at(mount)? else {
         return Ok(Exit::Complete);
     };
+    if !shows(&entry.source, cluster) {
+        return Err(Failure {
+            exit: Exit::Partial,
+            message: format!(
+                "{}; give the directory of this cluster's mount, or the nodes that have it (--nodes)",
+                foreign(mount, cluster)
+            ),
+        });
+    }
     match mounts::unmount(mount) {
         Ok(()) => {}
         Err(error) if error.raw_os_error() == Some(libc::EBUSY) => {

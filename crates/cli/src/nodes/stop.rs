@@ -57,7 +57,8 @@ pub fn run(args: &StopArgs) -> Result<Exit, Failure> {
     }
 }
 
-/// Unmounts everywhere: on how many nodes nobody answers. A mount that is in use is an error.
+/// Unmounts everywhere: on how many nodes nobody answers. A mount that is in use, or somebody else's,
+/// is an error.
 fn unmount_all(plan: &Plan, limit: Duration) -> Result<usize, Failure> {
     let mounts = plan.mounts();
     let done = for_each(&mounts, |host| unmount(plan, &plan.runner, host, limit));
@@ -69,8 +70,8 @@ fn unmount_all(plan: &Plan, limit: Duration) -> Result<usize, Failure> {
             message: "the servers go on; `forebay cluster start` mounts again".into(),
         });
     }
-    let in_use = failed.iter().filter(|(exit, _)| *exit == Exit::Partial);
-    match in_use.count() {
+    let kept = failed.iter().filter(|(exit, _)| *exit == Exit::Partial);
+    match kept.count() {
         0 => {
             let gone = mounts.len() - failed.len();
             out::print(&format!(
@@ -82,7 +83,7 @@ fn unmount_all(plan: &Plan, limit: Duration) -> Result<usize, Failure> {
         count => Err(Failure {
             exit: Exit::Partial,
             message: format!(
-                "cluster {}: not stopped: {} is in use on {count} of {} nodes",
+                "cluster {}: not stopped: {} cannot be unmounted on {count} of {} nodes",
                 plan.cluster.name,
                 plan.mount.display(),
                 mounts.len()
@@ -91,7 +92,8 @@ fn unmount_all(plan: &Plan, limit: Duration) -> Result<usize, Failure> {
     }
 }
 
-/// Ends the mount of a node, if there is one. An error has `Partial` where the mount is in use.
+/// Ends the mount of a node, if there is one. An error has `Partial` where the mount is in use, or
+/// somebody else's.
 pub fn unmount(
     plan: &Plan,
     runner: &Runner,

@@ -216,6 +216,36 @@ fn stop_while_somebody_is_in_it(job: &Job) {
     user.wait().expect("wait");
 }
 
+/// On a node where the cluster is not mounted a local burst buffer is at the same directory.
+#[track_caller]
+fn leave_alone_what_is_anothers(job: &Job) {
+    let own = job.folder.path().join("own");
+    let at = |name: &str| own.join(name).to_str().expect("text").to_string();
+    for dir in [own.join("pfs"), job.mount()] {
+        fs::create_dir_all(dir).expect("mkdir");
+    }
+    let (forebay, mount) = (program(), job.mount());
+    let (forebay, mount) = (forebay.to_str(), mount.to_str());
+    let (forebay, mount) = (forebay.expect("text"), mount.expect("text"));
+    let (pfs, state) = (at("pfs"), at("state"));
+    let mut words = vec![forebay, "up", "--detach", "--dram", "16MiB"];
+    words.extend(["--pfs", &pfs, "--mount", mount, "--state", &state]);
+    job.on(0, &words).ok();
+    let kept = job.cluster("stop", ON, &[]).expect_code(3);
+    assert!(
+        kept.stderr.contains("n0: ") && kept.stderr.contains(": another burst buffer is mounted"),
+        "{kept:?}"
+    );
+    let started = job.cluster("start", ON, &[]).expect_code(1);
+    let said = "another burst buffer is mounted there, not that of cluster job; choose another";
+    assert!(started.stderr.contains(said), "{started:?}");
+    job.on(0, &["sh", "-c", "echo >\"$0\"", &job.in_mount("x")])
+        .ok();
+    job.on(0, &[forebay, "down", "--drain", "--state", &state])
+        .ok();
+    assert!(own.join("pfs/x").exists());
+}
+
 #[test]
 fn command_cluster_start_and_stop_make_and_end_a_jobs_own_burst_buffer() {
     if needs_nodes() {
@@ -277,7 +307,8 @@ fn command_cluster_start_and_stop_make_and_end_a_jobs_own_burst_buffer() {
     let read = job.on(2, &["tail", "-n1", &file]).ok();
     assert_eq!(read.stdout, "200000\n");
     job.on(0, &["ls", &file]).expect_code(2);
-    job.cluster("stop", ON, &[]).ok();
+    leave_alone_what_is_anothers(&job);
+    job.cluster("stop", ON, &["--nodes", "n1,n2"]).ok();
     assert!(job.is_quiet());
 }
 
