@@ -8,9 +8,9 @@ use forebay_wire::Key;
 use serde_json::{Value, json};
 
 use super::plan::fingerprint;
+use super::standbys::{self, Standing};
 use crate::cluster::config::Cluster;
 use crate::control::Daemon;
-use crate::ended;
 use crate::exit::{Exit, Explain, Failure, reason};
 use crate::mount::shows;
 use crate::mounts::{self, MountEntry};
@@ -18,6 +18,7 @@ use crate::show::json;
 use crate::state::{self, Holder};
 use crate::up::resources;
 use crate::within::within;
+use crate::{ended, out};
 
 /// What may hang on a node is waited for so long.
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -45,6 +46,12 @@ pub struct OnNodeArgs {
     /// Give the memory of these servers back, of which all is drained
     #[arg(long, requires = "id")]
     free_memory: bool,
+    /// What the metadata server with this id does
+    #[arg(long, requires = "id")]
+    standing: bool,
+    /// Stop the server with this id if it stands by
+    #[arg(long, requires = "id")]
+    end_standby: bool,
 }
 
 /// Runs it.
@@ -54,6 +61,9 @@ pub fn run(args: &OnNodeArgs) -> Result<Exit, Failure> {
     }
     if args.is_drained {
         return is_drained(args);
+    }
+    if args.standing || args.end_standby {
+        return standby(args);
     }
     match &args.mount {
         Some(mount) if args.unmount => unmount(mount, &Cluster::load(&args.config)?),
@@ -190,6 +200,19 @@ fn is_drained(args: &OnNodeArgs) -> Result<Exit, Failure> {
         if !rests || !ended::last_left_nothing(state) {
             return Ok(Exit::Partial);
         }
+    }
+    Ok(Exit::Complete)
+}
+
+fn standby(args: &OnNodeArgs) -> Result<Exit, Failure> {
+    let cluster = Cluster::load(&args.config)?;
+    for id in &args.id {
+        let state = &cluster.server(*id)?.state;
+        let said = match args.end_standby {
+            true => standbys::end_here(state)?,
+            false => Standing::of(state)?.word().to_string(),
+        };
+        out::print(&format!("{said}\n"));
     }
     Ok(Exit::Complete)
 }

@@ -5,6 +5,7 @@
 //! - `run`: commands on many nodes;
 //! - `plan`: which nodes there are, and what is to be on each;
 //! - `here`: what these commands ask and order on a node itself;
+//! - `standbys`: metadata servers that stand by, and how they are ended;
 //! - `start`, `stop`, `drain`: what they are called.
 
 mod args;
@@ -12,6 +13,7 @@ mod drain;
 mod here;
 mod plan;
 mod run;
+mod standbys;
 mod start;
 mod stop;
 mod via;

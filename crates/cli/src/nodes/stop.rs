@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use super::args::StopArgs;
 use super::plan::Plan;
 use super::run::{Runner, for_each};
+use super::standbys;
 use crate::cluster::config::Server;
 use crate::exit::{Exit, Failure};
 use crate::out;
@@ -21,12 +22,13 @@ pub fn run(args: &StopArgs) -> Result<Exit, Failure> {
     let until = Instant::now() + args.timeout;
     let left = || until.saturating_duration_since(Instant::now());
     let away = unmount_all(&plan, left().max(GRACE))?;
-    let drained = match stop_metadata(&plan, args.no_drain, left())? {
+    let (leaders, silent) = standbys::stop(&plan, args.no_drain)?;
+    let drained = match stop_metadata((&plan, leaders), args.no_drain, left())? {
         Exit::Complete => !args.no_drain,
         other => return Ok(other),
     };
     let data = plan.servers(|server| !server.metadata);
-    let mut failed = away;
+    let mut failed = away + silent;
     let limit = left().max(PLAIN_LIMIT);
     let done = for_each(&data, |(server, host)| {
         down(&plan, &plan.runner, (server, host), &[], limit)
@@ -116,8 +118,12 @@ pub fn unmount(
 }
 
 /// Drains and stops the metadata server, which has all data servers drained.
-fn stop_metadata(plan: &Plan, no_drain: bool, left: Duration) -> Result<Exit, Failure> {
-    for server in plan.servers(|server| server.metadata) {
+fn stop_metadata(
+    (plan, leaders): (&Plan, Vec<(&Server, &str)>),
+    no_drain: bool,
+    left: Duration,
+) -> Result<Exit, Failure> {
+    for server in leaders {
         let timeout = format!("{}ms", left.as_millis().max(1));
         let flags = ["--drain", "--timeout", &timeout];
         let flags: &[&str] = if no_drain { &[] } else { &flags };

@@ -7,7 +7,7 @@ use std::path::Path;
 use std::process::Command;
 use std::sync::Arc;
 
-use forebay_server::{FsckOrders, Instance, StartError, StopReason, Told};
+use forebay_server::{FsckOrders, Instance, StartError, StopReason, StopSummary, Told};
 use forebay_wire::control::{Control, ControlResponse, FsckReport, StatusBits};
 use forebay_wire::{Peer, Request, Response, Service, UnixServer};
 
@@ -48,7 +48,11 @@ pub fn serve(
     let stands_by = |leader: &str| standby.stands_by(leader);
     let told = Told::of(&tell_start).standing_by(&stands_by);
     let instance = match Instance::start_telling(plan.settings.clone(), told) {
-        Err(StartError::NotWanted) => return standby.end(log),
+        Err(StartError::NotWanted) => {
+            // Who leads has what there is.
+            end_note(note, &StopSummary::default(), &[]);
+            return standby.end(log);
+        }
         started => started.map_err(|e| Failure::fatal(e.to_string()))?,
     };
     // Nobody else sets `served`.
@@ -92,13 +96,8 @@ pub fn serve(
         );
         tell(detached, &line);
     }
-    if instance.broken().is_none()
-        && let Err(error) = note.and_then(|note| note.end(&summary, &instance.unflushed()))
-    {
-        tracing::warn!(
-            "what is left is not noted for `forebay down`: {}",
-            reason(&error)
-        );
+    if instance.broken().is_none() {
+        end_note(note, &summary, &instance.unflushed());
     }
     instance.release();
     log.tell_surplus();
@@ -108,6 +107,15 @@ pub fn serve(
             front.name(plan).display()
         ))),
         (outcome, _) => outcome.map(|()| Exit::Complete),
+    }
+}
+
+fn end_note(note: std::io::Result<Note>, summary: &StopSummary, unflushed: &[Vec<u8>]) {
+    if let Err(error) = note.and_then(|note| note.end(summary, unflushed)) {
+        tracing::warn!(
+            "what is left is not noted for `forebay down`: {}",
+            reason(&error)
+        );
     }
 }
 
