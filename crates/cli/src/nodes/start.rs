@@ -39,6 +39,36 @@ struct Begun<'a> {
     mounts: Vec<&'a str>,
 }
 
+/// Why something is not up.
+#[derive(Debug, PartialEq, Eq)]
+struct NotUp {
+    line: String,
+    /// It may run all the same, or come up later. What was refused does not: what runs there then
+    /// was started by somebody else.
+    may_run: bool,
+}
+
+impl NotUp {
+    fn refused(line: String) -> NotUp {
+        let may_run = false;
+        NotUp { line, may_run }
+    }
+
+    fn unknown(line: String) -> NotUp {
+        let may_run = true;
+        NotUp { line, may_run }
+    }
+
+    /// By the exit code of a start: one that this program does not have is of what was to bring
+    /// the command to its node.
+    fn of_code(code: i32, line: String) -> NotUp {
+        match code {
+            1..=5 | 126 | 127 => NotUp::refused(line),
+            _ => NotUp::unknown(line),
+        }
+    }
+}
+
 /// Runs the command.
 pub fn run(args: &StartArgs) -> Result<Exit, Failure> {
     let plan = Plan::of(&args.nodes)?;
@@ -175,10 +205,11 @@ fn start<'a>(
     let runs = |id: u16| found.iter().any(|one| one.running.contains(&id));
     for metadata in [false, true] {
         let servers = plan.servers(|server| server.metadata == metadata && !runs(server.id));
-        begun.servers.extend(&servers);
-        all_of(for_each(&servers, |(server, host)| {
+        let done = for_each(&servers, |(server, host)| {
             start_server(plan, server, host, limit)
-        }))?;
+        });
+        begun.servers.extend(may_run(&servers, &done));
+        all_of(done)?;
     }
     let mounts: Vec<&str> = plan
         .nodes
@@ -187,19 +218,29 @@ fn start<'a>(
         .filter(|(node, found)| node.has_mount && !found.is_mounted)
         .map(|(node, _)| node.host.as_str())
         .collect();
-    begun.mounts.extend(&mounts);
-    all_of(for_each(&mounts, |host| start_mount(plan, host, limit)))
+    let done = for_each(&mounts, |host| start_mount(plan, host, limit));
+    begun.mounts.extend(may_run(&mounts, &done));
+    all_of(done)
 }
 
-fn all_of(done: Vec<Result<(), String>>) -> Result<(), Vec<String>> {
-    let failed: Vec<String> = done.into_iter().filter_map(Result::err).collect();
+/// What is to be stopped if the start fails.
+fn may_run<T: Copy>(what: &[T], done: &[Result<(), NotUp>]) -> Vec<T> {
+    let with = what.iter().zip(done);
+    with.filter(|(_, done)| done.as_ref().err().is_none_or(|not| not.may_run))
+        .map(|(one, _)| *one)
+        .collect()
+}
+
+fn all_of(done: Vec<Result<(), NotUp>>) -> Result<(), Vec<String>> {
+    let failed = done.into_iter().filter_map(Result::err);
+    let failed: Vec<String> = failed.map(|not| not.line).collect();
     match failed.is_empty() {
         true => Ok(()),
         false => Err(failed),
     }
 }
 
-fn start_server(plan: &Plan, server: &Server, host: &str, limit: Duration) -> Result<(), String> {
+fn start_server(plan: &Plan, server: &Server, host: &str, limit: Duration) -> Result<(), NotUp> {
     let mut words = plan.words(["server", "--config"]);
     words.push(plan.config.clone().into());
     words.extend(["--id".into(), OsString::from(server.id.to_string())]);
@@ -208,7 +249,7 @@ fn start_server(plan: &Plan, server: &Server, host: &str, limit: Duration) -> Re
     bring_up(plan, (host, &what), words, limit, is_there)
 }
 
-fn start_mount(plan: &Plan, host: &str, limit: Duration) -> Result<(), String> {
+fn start_mount(plan: &Plan, host: &str, limit: Duration) -> Result<(), NotUp> {
     let mut words = plan.words(["mount", "--config"]);
     words.extend([plan.config.clone().into(), plan.mount.clone().into()]);
     bring_up(plan, (host, "mount"), words, limit, |found| {
@@ -223,18 +264,18 @@ fn bring_up(
     mut words: Vec<OsString>,
     limit: Duration,
     is_there: impl Fn(&Found) -> bool,
-) -> Result<(), String> {
+) -> Result<(), NotUp> {
     if plan.runner.via.ends_what_it_leaves() {
         return stay(plan, (host, what), &words, limit, is_there);
     }
     words.push("--detach".into());
     let said = plan.runner.run(host, &words, limit, false);
-    match said.map_err(|why| format!("{host}: {why}"))? {
+    match said.map_err(|why| NotUp::unknown(format!("{host}: {why}")))? {
         said if said.code == 0 => {
             out::print(&format!("{host}: {}\n", shown(said.stdout.trim())));
             Ok(())
         }
-        said => Err(format!("{host}: {}", said.why())),
+        said => Err(NotUp::of_code(said.code, format!("{host}: {}", said.why()))),
     }
 }
 
@@ -245,25 +286,27 @@ fn stay(
     words: &[OsString],
     limit: Duration,
     is_there: impl Fn(&Found) -> bool,
-) -> Result<(), String> {
-    let at = |error: std::io::Error| format!("{host}: {}", crate::exit::reason(&error));
+) -> Result<(), NotUp> {
+    let line = |error: std::io::Error| format!("{host}: {}", crate::exit::reason(&error));
+    let at = |error| NotUp::refused(line(error));
     let (file, path) = log_of(&format!("{}.{host}.{what}.log", plan.cluster.name)).map_err(at)?;
     let mut child = plan.runner.keep(host, words, file).map_err(at)?;
     let begun = Instant::now();
+    let at = |error| NotUp::unknown(line(error));
     let print = fingerprint(&plan.config).map_err(at)?;
-
+    let Some(node) = plan.nodes.iter().find(|node| node.host == host) else {
+        return Err(NotUp::unknown(format!("{host}: no node of the cluster")));
+    };
     while begun.elapsed() < limit && !plan.runner.is_interrupted() {
+        let looked = look_at(plan, &plan.runner, node, &print, LOOK_LIMIT);
+        // After the look: what is there may be somebody else's, which this one has made way for.
         if let Some(status) = child.try_wait().map_err(at)? {
-            return Err(format!(
+            return Err(NotUp::refused(format!(
                 "{host}: {what} has ended ({status}); see {}",
                 path.display()
-            ));
+            )));
         }
-        let Some(node) = plan.nodes.iter().find(|node| node.host == host) else {
-            return Err(format!("{host}: no node of the cluster"));
-        };
-        if look_at(plan, &plan.runner, node, &print, LOOK_LIMIT).is_ok_and(|found| is_there(&found))
-        {
+        if looked.is_ok_and(|found| is_there(&found)) {
             out::print(&format!(
                 "{host}: {what} serves; its log is {}\n",
                 path.display()
@@ -272,10 +315,10 @@ fn stay(
         }
         std::thread::sleep(LOOK_AGAIN);
     }
-    Err(format!(
+    Err(NotUp::unknown(format!(
         "{host}: {what} does not answer in time; see {}",
         path.display()
-    ))
+    )))
 }
 
 /// Takes back what was begun; what could not be.
@@ -331,6 +374,20 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+
+    #[test]
+    fn what_was_refused_is_not_taken_back() {
+        let line = || "n1: server 2 runs already".to_string();
+        let done = [
+            Ok(()),
+            Err(NotUp::of_code(1, line())),
+            Err(NotUp::of_code(255, line())),
+            Err(NotUp::unknown(line())),
+            Err(NotUp::refused(line())),
+        ];
+        assert_eq!(may_run(&[1, 2, 3, 4, 5], &done), [1, 3, 4]);
+        assert_eq!(all_of(Vec::from(done)).map_err(|lines| lines.len()), Err(4));
+    }
 
     #[test]
     fn what_a_node_says_is_understood() {

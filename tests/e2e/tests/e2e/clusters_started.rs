@@ -401,6 +401,40 @@ fn command_cluster_start_takes_back_what_it_began() {
 }
 
 #[test]
+fn command_cluster_start_beside_another_one_stops_nothing_of_that() {
+    if needs_nodes() {
+        return;
+    }
+    let job = Job::new(2);
+    // Has looked at the nodes, and starts its servers when the other one is done.
+    job.write_script(
+        "late-on",
+        "#!/bin/sh\ndir=${0%/*}\ncase \" $* \" in *\" server --config \"*)\n\
+         touch \"$dir/waits\"\nwhile [ ! -e \"$dir/goes\" ]; do sleep 0.1; done;;\nesac\n\
+         exec \"$dir/on\" \"$@\"\n",
+    );
+    let at = |name: &str| job.folder.path().join(name);
+    std::thread::scope(|scope| {
+        let late = scope.spawn(|| job.cluster("start", "late-on {host}", &[]));
+        wait_until("it starts its servers", || at("waits").exists());
+        job.cluster("start", ON, &[]).ok();
+        fs::write(at("goes"), "").expect("write");
+        let late = late.join().expect("it ends").expect_code(1);
+        assert!(late.stderr.contains("n1: "), "{late:?}");
+    });
+    let file = job.in_mount("f");
+    job.on(1, &["sh", "-c", "echo of both >\"$0\"", &file]).ok();
+    assert_eq!(job.on(0, &["cat", &file]).ok().stdout, "of both\n");
+    let again = job.cluster("start", ON, &[]).ok();
+    assert!(
+        again.stdout.contains("2 servers run (2 did before)"),
+        "{again:?}"
+    );
+    job.cluster("stop", ON, &[]).ok();
+    assert!(job.is_quiet());
+}
+
+#[test]
 fn command_cluster_start_within_a_slurm_job_uses_its_nodes_and_steps() {
     if needs_nodes() {
         return;
