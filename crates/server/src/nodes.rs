@@ -16,16 +16,15 @@ type Elsewhere = HashMap<TierId, (u64, u64)>;
 impl Rooms {
     /// Has a node emptied, or uses it again.
     pub(crate) fn order_node(&self, server: u16, empty: bool) -> Result<(), Failure> {
-        let emptying = self.buffer.emptying();
-        let mut nodes = self.base.settings().nodes.iter();
-        let mut with_data = nodes.clone().filter(|node| node.data);
-        if !nodes.any(|node| node.server == server && node.data) {
+        let with_data = self.base.settings().nodes.iter().filter(|node| node.data);
+        let with_data: Vec<u16> = with_data.map(|node| node.server).collect();
+        if !with_data.contains(&server) {
             return Err(Errno::ENOENT.into());
         }
-        if empty && !with_data.any(|node| node.server != server && !emptying.has(node.server)) {
+        let emptying = self.buffer.emptying();
+        if !emptying.order(self.base.ns(), (server, empty), &with_data)? {
             return Err(Errno::EBUSY.into());
         }
-        emptying.order(self.base.ns(), server, empty)?;
         tracing::info!(
             "node {server} {}",
             match empty {

@@ -20,6 +20,9 @@ use crate::status::mount_of;
 
 /// Between two looks at the node.
 const LOOK: Duration = Duration::from_millis(250);
+/// So long a node has nothing before it is said to be empty: a file that was being made when the
+/// order came may only be there after the first look.
+const STAYS_EMPTY: Duration = Duration::from_secs(2);
 /// A metadata server that is started anew is waited for so long.
 const AWAY_LIMIT: Duration = Duration::from_secs(90);
 
@@ -39,6 +42,7 @@ pub fn drain(args: &DrainNodeArgs) -> Result<Exit, Failure> {
     let begun = Instant::now();
     let mut progress = Progress::new("drain-node");
     let mut view = View::default();
+    let mut empty_since = None;
     let exit = loop {
         let node = node_of(&bits, args.node)?;
         let Some(left) = &node.emptying else {
@@ -49,18 +53,27 @@ pub fn drain(args: &DrainNodeArgs) -> Result<Exit, Failure> {
             )));
         };
         if left.files == 0 {
-            break Exit::Complete;
-        }
-        view.show(&bits, node, left, &mut progress);
-        if args.timeout.is_some_and(|limit| begun.elapsed() >= limit) {
-            break Exit::TimedOut;
+            let since = *empty_since.get_or_insert_with(Instant::now);
+            if since.elapsed() >= STAYS_EMPTY {
+                break Exit::Complete;
+            }
+        } else {
+            empty_since = None;
+            view.show(&bits, node, left, &mut progress);
+            if args.timeout.is_some_and(|limit| begun.elapsed() >= limit) {
+                break Exit::TimedOut;
+            }
         }
         if signals.sleep(LOOK) {
             break Exit::Interrupted;
         }
         match asked.status() {
             Ok(newer) => bits = newer,
-            Err(AskError::Gone) => asked = again(args, &signals)?,
+            Err(AskError::Gone) => {
+                asked = again(args, &signals)?;
+                // What was seen last is old.
+                empty_since = None;
+            }
             Err(error) => return Err(asked.failure(error)),
         }
     };

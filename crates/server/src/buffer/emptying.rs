@@ -37,10 +37,21 @@ impl Emptying {
         Ok(())
     }
 
-    /// Orders it, or takes the order back. It is on stable storage when this returns.
-    pub fn order(&self, ns: &Namespace, server: u16, emptied: bool) -> Result<(), NsError> {
+    /// Orders it, or takes the order back. It is on stable storage when this returns. False, and
+    /// nothing is changed, if of `all` that hold data no other would be left: two orders at once
+    /// must not each take the other's for the one that stays.
+    pub fn order(
+        &self,
+        ns: &Namespace,
+        (server, emptied): (u16, bool),
+        all: &[u16],
+    ) -> Result<bool, NsError> {
         let _one = self.changing.lock();
         let mut servers = self.servers.read().clone();
+        let stays = |other: &u16| *other != server && !servers.contains(other);
+        if emptied && !all.iter().any(stays) {
+            return Ok(false);
+        }
         match emptied {
             true => servers.insert(server),
             false => servers.remove(&server),
@@ -49,7 +60,7 @@ impl Emptying {
         ns.put_fact(NAME, &bytes)?;
         ns.sync()?;
         *self.servers.write() = servers;
-        Ok(())
+        Ok(true)
     }
 
     /// Whether a server's node is to be empty.
@@ -70,5 +81,37 @@ impl Emptying {
     /// What is open on a node that is emptied.
     pub fn held(&self, server: u16) -> Held {
         self.held.lock().get(&server).cloned().unwrap_or_default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use forebay_kv::memory::Memory;
+    use forebay_tiers::PfsTree;
+
+    use super::*;
+
+    #[test]
+    fn of_two_orders_at_once_one_leaves_a_node() {
+        let pfs = tempfile::tempdir().expect("tempdir");
+        for _ in 0..50 {
+            let tree = PfsTree::open(pfs.path()).expect("open");
+            let (ns, _) = Namespace::open(tree, Box::new(Memory::new()), [7; 16]).expect("open");
+            let emptying = Emptying::default();
+            let order = |server: u16, emptied| {
+                let ordered = emptying.order(&ns, (server, emptied), &[1, 2]);
+                ordered.expect("on record")
+            };
+            let both = std::thread::scope(|scope| {
+                let order = &order;
+                let both = [1, 2].map(|server| scope.spawn(move || order(server, true)));
+                both.map(|one| one.join().expect("ordered"))
+            });
+            assert_ne!(both[0], both[1]);
+            let (ordered, other) = if both[0] { (1, 2) } else { (2, 1) };
+            assert!(emptying.has(ordered) && !emptying.has(other));
+            assert!(order(ordered, true), "again");
+            assert!(order(ordered, false) && order(other, true));
+        }
     }
 }

@@ -222,12 +222,14 @@ mod tests {
             .collect();
         assert!(spread.contains(&1) && spread.contains(&2), "{spread:?}");
         let emptying = rooms.buffer.emptying();
-        emptying.order(rooms.base.ns(), 2, true).expect("ordered");
+        let ordered = emptying.order(rooms.base.ns(), (2, true), &[1, 2]);
+        assert!(ordered.expect("ordered"));
         assert_eq!((server(from(5)), server(from(0))), (1, 1));
         let restored = crate::buffer::emptying::Emptying::default();
         restored.restore(rooms.base.ns()).expect("on record");
         assert!(restored.has(2) && !restored.has(1));
-        emptying.order(rooms.base.ns(), 2, false).expect("ordered");
+        let ordered = emptying.order(rooms.base.ns(), (2, false), &[1, 2]);
+        assert!(ordered.expect("ordered"));
         assert_eq!(server(from(5)), 2);
         way.answers.store(false, Ordering::Release);
         assert_eq!((server(from(5)), server(from(0))), (1, 1));
