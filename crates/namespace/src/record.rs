@@ -357,6 +357,9 @@ pub struct Residency {
     /// Opened for writing in a way the server does not see: after a crash the object, not the
     /// record, knows the size, and the file counts as dirty.
     pub writing: bool,
+    /// Of those: the kernel of a node may write it by itself, and go on with that whatever becomes
+    /// of the servers.
+    pub by_kernel: bool,
     /// CRC-32C of the content of this generation.
     pub crc: Option<u32>,
     /// A [`SumsRecord`] is kept, of this content or an older one.

@@ -47,6 +47,7 @@ impl Arrival {
             published: Some(stat.into()),
             clean: self.sums.is_some(),
             writing: false,
+            by_kernel: false,
             crc: None,
             has_sums: false,
             flush_failed: false,
@@ -151,6 +152,20 @@ impl Namespace {
         writing: bool,
         outlasting: bool,
     ) -> Result<(), NsError> {
+        self.begin_change_as(file, (writing, false), outlasting)
+    }
+
+    /// The same, by a kernel that writes it by itself.
+    pub fn begin_unseen(&self, file: &Arc<File>, outlasting: bool) -> Result<(), NsError> {
+        self.begin_change_as(file, (true, true), outlasting)
+    }
+
+    fn begin_change_as(
+        &self,
+        file: &Arc<File>,
+        (writing, by_kernel): (bool, bool),
+        outlasting: bool,
+    ) -> Result<(), NsError> {
         let (mut state, xattrs) = loop {
             let (residency, name) = {
                 let state = file.lock();
@@ -184,13 +199,15 @@ impl Namespace {
             }
         };
         let vouched_for = state.residency.clean || state.residency.crc.is_some();
-        let persist = vouched_for || (writing && !state.residency.writing);
+        let persist = vouched_for
+            || (writing && !state.residency.writing)
+            || (by_kernel && !state.residency.by_kernel);
         let durability = match outlasting && vouched_for {
             true => Durability::Synced,
             false => Durability::Buffered,
         };
         let loaded = xattrs.filter(|_| state.residency.clean);
-        let before = state.begin_change(writing, loaded);
+        let before = state.begin_change((writing, by_kernel), loaded);
         if !persist {
             return Ok(());
         }

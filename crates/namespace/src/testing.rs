@@ -165,6 +165,7 @@ fn file(dir: DirKey) -> FileRecord {
             published: Some(published),
             clean: false,
             writing: true,
+            by_kernel: false,
             crc: Some(0xe306_9283),
             has_sums: true,
             flush_failed: true,

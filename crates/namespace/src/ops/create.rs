@@ -89,6 +89,7 @@ pub(crate) fn born(
         published: None,
         clean: false,
         writing: new.writing,
+        by_kernel: new.writing,
         crc: None,
         has_sums: false,
         flush_failed: false,

@@ -50,13 +50,18 @@ impl FileState {
 
     /// The content is about to change, unseen if `writing`. `xattrs`: what the PFS has, of a file
     /// that has been clean.
-    pub(crate) fn begin_change(&mut self, writing: bool, xattrs: Option<Xattrs>) -> BeforeChange {
+    pub(crate) fn begin_change(
+        &mut self,
+        (writing, by_kernel): (bool, bool),
+        xattrs: Option<Xattrs>,
+    ) -> BeforeChange {
         let before = BeforeChange {
             residency: self.residency,
             xattrs: xattrs.map(|xattrs| std::mem::replace(&mut self.facts.xattrs, xattrs)),
         };
         self.changed();
         self.facts.residency.writing |= writing;
+        self.facts.residency.by_kernel |= by_kernel;
         self.debug_check();
         before
     }
@@ -69,6 +74,11 @@ impl FileState {
         }
     }
 
+    fn end_written(&mut self) {
+        let residency = &mut self.facts.residency;
+        (residency.writing, residency.by_kernel) = (false, false);
+    }
+
     /// Only the object knows the size, of a file that may be written unseen.
     pub fn begin_unseen(&mut self) {
         self.facts.residency.writing = true;
@@ -78,7 +88,7 @@ impl FileState {
     /// Nobody writes it unseen any more; what was written meanwhile is a change. Its generation
     /// from here on.
     pub fn end_unseen(&mut self) -> Generation {
-        self.facts.residency.writing = false;
+        self.end_written();
         self.changed();
         self.generation()
     }
@@ -97,7 +107,7 @@ impl FileState {
             // The change was counted when it began; a flush since then may have been without it.
             self.changed();
         }
-        self.facts.residency.writing = false;
+        self.end_written();
         self.take_stat(stat);
     }
 
@@ -105,7 +115,7 @@ impl FileState {
     /// counted.
     pub fn close(&mut self, stat: &ObjectStat, by_kernel: bool) {
         if self.residency.writing || by_kernel {
-            self.facts.residency.writing = false;
+            self.end_written();
             // What requests wrote is counted: the PFS may have just this.
             let safe = !by_kernel && self.safe == Some(self.generation());
             if safe && self.is_published() {
@@ -130,7 +140,7 @@ impl FileState {
     /// The object says it by now.
     pub fn finish_close(&mut self, stat: &ObjectStat) {
         self.changed();
-        self.facts.residency.writing = false;
+        self.end_written();
         self.take_closed_stat(stat);
     }
 }
@@ -270,6 +280,7 @@ impl FileState {
         residency.tier = tier;
         residency.shadow = None;
         residency.writing = written;
+        residency.by_kernel = false;
         residency.flushed = residency.flushed.or(copied.map(|generation| Flushed {
             generation,
             bytes: stat.size,

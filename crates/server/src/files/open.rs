@@ -400,7 +400,9 @@ impl Files {
             (residency.clean, residency.generation.next(), residency.crc)
         };
         let stat = object.stat()?;
-        self.begin_change(file)?;
+        let outlasting = self.buffer.tiers().kind(file.tier()) != TierKind::Dram;
+        self.ns.begin_unseen(file, outlasting)?;
+        self.buffer.book_state(file);
         Ok(clean.then_some(Before {
             stat,
             generation,

@@ -354,7 +354,7 @@ impl Files {
             // Its kernel writes by itself what nobody could tell to be another's.
             return Ok(Promotion::None);
         }
-        if open.is_none() && file.lock().residency.writing {
+        if open.is_none() && file.lock().residency.by_kernel {
             // So may the kernel of who had it open when this server started.
             return Ok(Promotion::None);
         }

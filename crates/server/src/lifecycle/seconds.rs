@@ -27,12 +27,16 @@ impl Lifecycle {
             // It was promised no more than its server keeps, and loses nothing by waiting.
             return Ok(false);
         }
-        if file.lock().residency.writing {
-            // Somebody has it open, whose kernel perhaps goes on writing it by itself.
+        let (writing, by_kernel) = {
+            let state = file.lock();
+            (state.residency.writing, state.residency.by_kernel)
+        };
+        if by_kernel {
+            // Perhaps the kernel of who has it open goes on writing it by itself.
             return Ok(false);
         }
         // What was written last was not counted by this server.
-        let lacks = None;
+        let lacks = writing.then_some(true);
         let Fate::Promoted { loses } = fate(&away(file, copied, lacks)) else {
             return Ok(false);
         };

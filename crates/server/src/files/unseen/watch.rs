@@ -86,7 +86,9 @@ impl Files {
         tier: TierId,
     ) -> Result<(), Failure> {
         let used = object.stat()?.allocated_bytes;
-        self.begin_change(file)?;
+        let outlasting = self.buffer.tiers().kind(tier) != TierKind::Dram;
+        self.ns.begin_unseen(file, outlasting)?;
+        self.buffer.book_state(file);
         self.buffer.book(file, used);
         let target = Target::Buffer {
             file: file.clone(),
