@@ -50,16 +50,27 @@ pub enum OpenMode {
 
 /// Opens a state folder.
 pub fn open_rooms(settings: Settings, mode: OpenMode, told: Told<'_>) -> Result<Rooms, StartError> {
-    let mut pfs = PfsTree::watched(&settings.pfs, settings.pfs_timeout)
-        .map_err(failed(format!("PFS {}", settings.pfs.display())))?;
-    if !settings.demotion.unnamed {
-        pfs.without_unnamed();
-    }
+    // What cannot be served is refused before the records are taken.
+    let mut pfs = open_pfs(&settings)?;
     let store = open_store(&settings, told)?;
+    // While it stood by the PFS may have been mounted, or mounted anew. Who leads does not wait for
+    // one that is silent to be opened.
+    if settings.has_standby() && !pfs.health().is_silent() {
+        pfs = open_pfs(&settings)?;
+    }
     if let Some(hold) = store.hold() {
         pfs.change_only_while(move || hold.is_valid());
     }
     open_with(settings, mode, pfs, store, &mut |_| ())
+}
+
+fn open_pfs(settings: &Settings) -> Result<PfsTree, StartError> {
+    let pfs = PfsTree::watched(&settings.pfs, settings.pfs_timeout)
+        .map_err(failed(format!("PFS {}", settings.pfs.display())))?;
+    if !settings.demotion.unnamed {
+        pfs.without_unnamed();
+    }
+    Ok(pfs)
 }
 
 /// Rooms on a store of one's own, for tests. The PFS is changed while `may_change` says so; `wrap`

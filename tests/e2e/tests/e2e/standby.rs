@@ -169,6 +169,29 @@ fn promise_8_a_standby_takes_over_by_itself_and_what_fsync_promised_is_there_onc
     });
 }
 
+#[test]
+fn promise_8_a_standby_takes_over_on_a_pfs_that_was_mounted_after_its_start() {
+    if needs_nodes() {
+        return;
+    }
+    let mut fleet = Fleet::with_standby(1, "", LAZY);
+    fleet.start_metadata(0);
+    let pfs = fleet.pfs("");
+    let real = pfs.with_file_name("mounted-late");
+    // The directory below the mount, as the standby's node has it before.
+    fs::rename(&pfs, &real).expect("rename");
+    fs::create_dir(&pfs).expect("mkdir");
+    fleet.start_metadata(1);
+    fs::remove_dir(&pfs).expect("nobody has made anything there");
+    fs::rename(&real, &pfs).expect("rename");
+    fleet.mount(1, &[]);
+    let written = pattern(7, 30 * KIB);
+    written.write(&File::create_new(fleet.mnt(1, "f")).expect("create"));
+    fleet.kill_metadata(0);
+    wait_until_for(2 * WITHIN, "the other one leads", || fleet.leads(1));
+    written.assert_in(&fleet.mnt(1, "f"));
+}
+
 /// Longer than any hold, and than the lease of a mount.
 const STOOD: Duration = Duration::from_secs(60);
 
