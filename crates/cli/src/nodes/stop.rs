@@ -59,8 +59,8 @@ pub fn run(args: &StopArgs) -> Result<Exit, Failure> {
     }
 }
 
-/// Unmounts everywhere: on how many nodes nobody answers. A mount that is in use, or somebody else's,
-/// is an error.
+/// Unmounts everywhere: on how many nodes nobody answers. A mount that is in use, or somebody
+/// else's, is an error.
 fn unmount_all(plan: &Plan, limit: Duration) -> Result<usize, Failure> {
     let mounts = plan.mounts();
     let done = for_each(&mounts, |host| unmount(plan, &plan.runner, host, limit));
