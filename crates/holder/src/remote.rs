@@ -251,6 +251,24 @@ impl Way {
     }
 }
 
+impl Drop for Way {
+    /// What waits to be closed would be taken for somebody's who can still write it, for as long as
+    /// the session lasts.
+    fn drop(&mut self) {
+        let closes = std::mem::take(self.closes.get_mut());
+        if closes.is_empty() || !self.is_answering() {
+            return;
+        }
+        for some in closes.chunks(limits::RELEASES_PER_MESSAGE_MAX) {
+            let close = Request::Object(ObjectCall::Close(some.to_vec()));
+            if let Err(error) = self.connection.call(close, &[], &mut []) {
+                tracing::debug!("closing {} objects elsewhere: {error}", some.len());
+                return;
+            }
+        }
+    }
+}
+
 /// All tiers of one data server.
 #[derive(Clone)]
 pub struct RemoteTiers {

@@ -350,12 +350,7 @@ impl Files {
             return Ok(Promotion::Busy);
         };
         let open = claim.open();
-        if open.as_ref().is_some_and(|open| open.passthrough) {
-            // Its kernel writes by itself what nobody could tell to be another's.
-            return Ok(Promotion::None);
-        }
-        if open.is_none() && file.lock().residency.by_kernel {
-            // So may the kernel of who had it open when this server started.
+        if is_a_kernels(open.as_deref(), file) {
             return Ok(Promotion::None);
         }
         let mut held = match &open {
@@ -465,6 +460,15 @@ impl Files {
     /// Takes the way to have all clients forget what they keep of a file.
     pub fn recall_by(&self, recall: super::Recall) {
         drop(self.recall.set(recall));
+    }
+}
+
+/// Whether a kernel may write a file by itself, which nobody could tell to be another's by now.
+fn is_a_kernels(open: Option<&OpenFile>, file: &File) -> bool {
+    match open {
+        Some(open) => open.passthrough,
+        // That of who had it open when this server started.
+        None => file.lock().residency.by_kernel,
     }
 }
 
