@@ -73,6 +73,12 @@ impl Files {
         }
     }
 
+    /// Whether a tier is on the node of a client.
+    pub(super) fn is_near(&self, tier: TierId, near: Near) -> bool {
+        let slot = self.buffer.tiers().get(tier);
+        near.is_some() && slot.map(|slot| slot.server) == near
+    }
+
     /// The data server on the node of a process, if there is one.
     fn holder_near(&self, process: Process) -> Option<HolderId> {
         let own = HolderId(self.settings.server);

@@ -483,12 +483,6 @@ impl Files {
         Ok(way)
     }
 
-    /// Whether a tier is on the node of a client.
-    fn is_near(&self, tier: TierId, near: Near) -> bool {
-        let slot = self.buffer.tiers().get(tier);
-        near.is_some() && slot.map(|slot| slot.server) == near
-    }
-
     /// Whether a client's kernel may write objects of a tier by itself: on its own node, where the
     /// tier tells who does, and not while the server ends.
     fn may_pass_through(&self, tier: TierId, near: Near) -> bool {
