@@ -187,7 +187,7 @@ impl Turn {
     }
 
     fn end(&self) -> io::Result<()> {
-        self.1.let_writers_go();
+        self.1.let_writers_go(PATIENCE);
         let mut goes_on = self.0.try_write_for(PATIENCE).ok_or(Errno::EAGAIN)?;
         *goes_on = false;
         drop(goes_on);
@@ -226,9 +226,5 @@ impl Guest for DataSession {
 
     fn open_files(&self) -> u64 {
         self.open_objects() as u64
-    }
-
-    fn hush(&self) {
-        self.let_writers_go();
     }
 }

@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 
 use forebay_tiers::{BlocksWriters, Identity, IdentityError, Object, Tier, TierKind};
 use forebay_types::{Errno, Handle, ObjectId, TierId, limits};
@@ -48,10 +49,12 @@ pub(crate) struct Has {
 
 impl Has {
     /// Who had to wait goes on. A request of the session may wait with them.
-    pub fn let_writers_go(&self) {
-        let mut open = self.open.write();
-        for open in open.values_mut() {
-            open.write_blocker = None;
+    pub fn let_writers_go(&self, patience: Duration) {
+        // Who has it for longer hangs on the tier's device, and so would all else.
+        if let Some(mut open) = self.open.try_write_for(patience) {
+            for open in open.values_mut() {
+                open.write_blocker = None;
+            }
         }
     }
 
@@ -95,11 +98,6 @@ impl DataSession {
         if let Some(begun) = self.begun.get() {
             self.server.end(&begun.turn);
         }
-    }
-
-    /// The session is to end once its requests have: none of them waits for what it holds back.
-    pub(crate) fn let_writers_go(&self) {
-        self.has.let_writers_go();
     }
 
     /// Nothing is open any more.

@@ -188,7 +188,7 @@ impl Unsent {
 }
 
 /// Files that have lost something before anybody has opened them in this life of the server:
-/// whoever asks first is told, and all who have the file open then.
+/// whoever asks first is told, and all who have opened the file before.
 #[derive(Debug, Default)]
 pub struct LostUnopened(Mutex<HashSet<ObjectId>>);
 
@@ -198,10 +198,15 @@ impl LostUnopened {
         self.0.lock().insert(object);
     }
 
+    /// Nothing of what it was is wanted any more.
+    pub fn forget(&self, object: ObjectId) {
+        self.0.lock().remove(&object);
+    }
+
     /// Whether a handle is to be told now that something is lost.
     pub fn take_loss(&self, unsent: &Unsent, handle: Handle, object: ObjectId) -> bool {
         if self.0.lock().remove(&object) {
-            unsent.lose(Handle(u64::MAX));
+            unsent.lose(Handle(handle.0 + 1));
         }
         unsent.take_loss(handle)
     }

@@ -5,10 +5,10 @@ use std::os::fd::AsRawFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use forebay_namespace::{File, Node, PlainNode};
+use forebay_namespace::{File, Node, PlainNode, ctime_after};
 use forebay_policy::placement::{ChangeLimits, FirstChange, first_change};
-use forebay_tiers::{FileObject, TierKind};
-use forebay_types::Errno;
+use forebay_tiers::{FileObject, ObjectStat, TierKind};
+use forebay_types::{Attr, Errno};
 
 use crate::base::failure::Failure;
 use crate::buffer::opens::{OpenFile, Target};
@@ -239,4 +239,12 @@ fn write_in_place(node: &Arc<PlainNode>, file: &FileObject) -> Result<Target, Fa
         writable: true,
         appends_only,
     })
+}
+
+/// Of a file whose record does not say yet what it has become.
+pub(super) fn grow_to(attr: &mut Attr, stat: &ObjectStat) {
+    attr.size = stat.size;
+    attr.blocks = stat.allocated_bytes.div_ceil(512);
+    attr.mtime = stat.mtime;
+    attr.ctime = ctime_after(attr.ctime, stat.mtime);
 }

@@ -3,19 +3,19 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use forebay_namespace::{Dir, File, NewFile as NewRecord, Node, PlainNode, ctime_after};
+use forebay_namespace::{Dir, File, NewFile as NewRecord, Node, PlainNode};
 use forebay_policy::placement::{NewFile, grant_passthrough_write};
-use forebay_tiers::{FileObject, Identity, Object, ObjectStat, ParentKey, PfsStat, TierKind};
+use forebay_tiers::{FileObject, Identity, Object, ParentKey, PfsStat, TierKind};
 use forebay_types::{
     Attr, Cred, Errno, FileKind, Generation, Ino, ObjectId, OpenFlags, Process, TierId, TimeSpec,
     failpoint,
 };
-use forebay_wire::{Link, Opened};
+use forebay_wire::{Link, OUT_OF_REACH, Opened};
 
 use crate::base::failure::{Failure, both};
 use crate::buffer::opens::{Before, Claim, OpenFile, Target};
 use crate::files::Files;
-use crate::files::change::stale_if_gone;
+use crate::files::change::{grow_to, stale_if_gone};
 use crate::files::handed::{Handed, Local, Near, OpenResult, Way, opened};
 use crate::files::home::Origin;
 use crate::integrity::atrest::Purpose;
@@ -548,8 +548,14 @@ impl Files {
         });
         // Its last close is not on record: it has met the end of its node, or of an earlier server.
         if !changing && file.lock().residency.writing {
-            let object = self.buffer.tiers().open_object(file.tier(), file.object)?;
-            grow_to(&mut attr, &object.stat()?);
+            let opened = self.buffer.tiers().open_object(file.tier(), file.object);
+            match opened.and_then(|object| object.stat()) {
+                Ok(stat) => grow_to(&mut attr, &stat),
+                // Who waits for its node learns it.
+                Err(error) if Errno::of(&error) == OUT_OF_REACH => return Err(error.into()),
+                // Who opens it gets the error; until then it has a name, and can be removed.
+                Err(error) => tracing::debug!("{}: {error}", file.path().escape_ascii()),
+            }
             return Ok(attr);
         }
         let Some(open) = open else {
@@ -566,14 +572,6 @@ impl Files {
         }
         Ok(attr)
     }
-}
-
-/// Of a file whose record does not say yet what it has become.
-fn grow_to(attr: &mut Attr, stat: &ObjectStat) {
-    attr.size = stat.size;
-    attr.blocks = stat.allocated_bytes.div_ceil(512);
-    attr.mtime = stat.mtime;
-    attr.ctime = ctime_after(attr.ctime, stat.mtime);
 }
 
 /// What a file system says to an open for writing of a file that nobody may change, or only append

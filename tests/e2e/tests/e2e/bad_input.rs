@@ -317,8 +317,8 @@ fn bad_input_state_of_another_version() {
     for (file, content, part) in [
         (
             "forebay-state",
-            "forebay state\nversion 9\n",
-            "holds records of version 9",
+            "forebay state\nversion 1000\n",
+            "holds records of version 1000",
         ),
         (
             "kv/version",

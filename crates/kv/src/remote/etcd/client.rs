@@ -64,6 +64,11 @@ impl Client {
         }))
     }
 
+    /// Whether there is one member to ask, and no other.
+    pub(super) fn is_alone(&self) -> bool {
+        self.members.len() == 1
+    }
+
     pub(super) fn txn(&self, request: TxnRequest) -> Result<TxnResponse, Error> {
         self.unary("/etcdserverpb.KV/Txn", request)
     }

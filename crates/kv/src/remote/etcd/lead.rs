@@ -115,7 +115,12 @@ pub(super) fn lead(
     };
     let keeper = {
         let (client, hold, id) = (client.clone(), hold.clone(), granted.id);
-        let patience = seconds(granted.ttl) / MEMBERS_PER_LEASE;
+        let lease = seconds(granted.ttl);
+        // One that is alone may take its time: there is nobody else to ask.
+        let patience = match client.is_alone() {
+            true => options.patience.min(lease / 2),
+            false => lease / MEMBERS_PER_LEASE,
+        };
         Keeper::start(seconds(granted.ttl), move || {
             let (sent, ttl) =
                 client.ask_each(|| Ok((boottime::now(), client.keep_alive(id, patience)?)))?;
