@@ -421,7 +421,12 @@ impl Fleet {
     /// Stops or continues the process of a mount.
     #[track_caller]
     pub fn signal_mount(&self, node: usize, signal: Signal) {
-        kill_process(self.mounts[node].pid(), signal).expect("signal");
+        let pid = self.mounts[node].pid();
+        kill_process(pid, signal).expect("signal");
+        if signal == Signal::STOP {
+            // Its threads stop one after the other, and one may still answer.
+            wait_until("all its threads have stopped", || has_stopped(pid));
+        }
     }
 
     /// Starts the mount of a node and waits for it.
@@ -480,6 +485,18 @@ impl Fleet {
         ];
         self.run(self.server_node, &args).ok().json()
     }
+}
+
+/// Whether all threads of a process stand still.
+fn has_stopped(pid: Pid) -> bool {
+    let tasks = format!("/proc/{}/task", pid.as_raw_nonzero());
+    let tasks = std::fs::read_dir(tasks).expect("a process that is there");
+    tasks.filter_map(Result::ok).all(|task| {
+        // A thread that has ended meanwhile answers nobody.
+        let stat = std::fs::read_to_string(task.path().join("stat")).unwrap_or_default();
+        let state = stat.rsplit(") ").next().unwrap_or_default();
+        state.is_empty() || state.starts_with('T')
+    })
 }
 
 fn server_line<'a>(config: &'a Path, flags: &[&'a str]) -> Vec<&'a OsStr> {
