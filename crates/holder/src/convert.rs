@@ -1,7 +1,7 @@
 //! What `tiers` and `wire` call the same thing.
 
-use forebay_tiers::{Allocate, ObjectStat, Seek};
-use forebay_wire::{ObjectFacts, SeekWhat, SpaceChange};
+use forebay_tiers::{Allocate, ObjectStat, Seek, WriteBack};
+use forebay_wire::{DirtyPages, ObjectFacts, SeekWhat, SpaceChange};
 
 pub(crate) fn facts(stat: &ObjectStat) -> ObjectFacts {
     ObjectFacts {
@@ -54,5 +54,21 @@ pub(crate) fn seek(what: SeekWhat) -> Seek {
     match what {
         SeekWhat::Data => Seek::Data,
         SeekWhat::Hole => Seek::Hole,
+    }
+}
+
+pub(crate) fn pages(what: WriteBack) -> DirtyPages {
+    match what {
+        WriteBack::Start => DirtyPages::Start,
+        WriteBack::Wait => DirtyPages::Wait,
+        WriteBack::Finish => DirtyPages::Finish,
+    }
+}
+
+pub(crate) fn write_back(what: DirtyPages) -> WriteBack {
+    match what {
+        DirtyPages::Start => WriteBack::Start,
+        DirtyPages::Wait => WriteBack::Wait,
+        DirtyPages::Finish => WriteBack::Finish,
     }
 }

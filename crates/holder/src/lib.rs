@@ -8,6 +8,7 @@
 mod claim;
 mod convert;
 mod copies;
+mod failures;
 mod local;
 mod object;
 mod redial;

@@ -1,13 +1,14 @@
 //! One object on another node.
 
 use std::io;
+use std::ops::Range;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use forebay_tiers::{
     Allocate, BLOCKS_MAX, BlocksWriters, CopyControl, CopyError, CopyReport, Identity, Object,
-    ObjectStat, Outside, OutsideError, Seek, Sums,
+    ObjectStat, Outside, OutsideError, Seek, Sums, WriteBack,
 };
 use forebay_types::{Errno, Handle, SetTime, limits};
 use forebay_wire::{
@@ -22,6 +23,9 @@ use crate::remote::{Held, Way, odd};
 /// Sessions that may end under one request before it fails.
 const TRIES: u32 = 3;
 
+/// So much of a stream is one message that starts its write-back.
+const START_BYTES: u64 = 4 << 20;
+
 /// An object of a data server.
 ///
 /// Invariants:
@@ -35,6 +39,8 @@ pub struct RemoteObject {
     how: ObjectUse,
     held: Mutex<Held>,
     is_lost: AtomicBool,
+    /// Where write-back is to start with the next message, if bytes are there.
+    unstarted: Mutex<Range<u64>>,
 }
 
 impl RemoteObject {
@@ -45,6 +51,7 @@ impl RemoteObject {
             how,
             held: Mutex::new(held),
             is_lost: AtomicBool::new(false),
+            unstarted: Mutex::new(0..0),
         }
     }
 
@@ -135,6 +142,28 @@ impl RemoteObject {
             Response::Moved(bytes) if *bytes as usize <= most => Ok(*bytes as usize),
             _ => Err(odd()),
         }
+    }
+}
+
+impl RemoteObject {
+    /// What is worth a message now, of what is to start: a stream of small writes tells now and
+    /// then. The flush starts what is left.
+    fn to_start(&self, offset: u64, len: u64) -> Option<(u64, u64)> {
+        if len == 0 {
+            return Some((offset, len));
+        }
+        let end = offset.saturating_add(len);
+        let mut unstarted = self.unstarted.lock();
+        if unstarted.end != offset {
+            let before = std::mem::replace(&mut *unstarted, offset..end);
+            return (!before.is_empty()).then_some((before.start, before.end - before.start));
+        }
+        unstarted.end = end;
+        if end - unstarted.start < START_BYTES {
+            return None;
+        }
+        let now = std::mem::replace(&mut *unstarted, end..end);
+        Some((now.start, now.end - now.start))
     }
 }
 
@@ -348,6 +377,18 @@ impl Object for RemoteObject {
 
     fn sync(&self, data_only: bool) -> io::Result<()> {
         self.order(&ObjectRequest::Sync { data_only })
+    }
+
+    fn write_back(&self, what: WriteBack, offset: u64, len: u64) -> io::Result<()> {
+        let range = match what {
+            WriteBack::Start => self.to_start(offset, len),
+            WriteBack::Wait | WriteBack::Finish => Some((offset, len)),
+        };
+        let Some((offset, len)) = range else {
+            return Ok(());
+        };
+        let what = convert::pages(what);
+        self.order(&ObjectRequest::WriteBack { what, offset, len })
     }
 
     fn stat(&self) -> io::Result<ObjectStat> {

@@ -12,6 +12,7 @@ use forebay_wire::ObjectPlace;
 use forebay_wire::net::{ClientFacts, Guest, Host};
 use parking_lot::{Mutex, RwLock, RwLockReadGuard};
 
+use crate::failures::Failures;
 use crate::service::{DataSession, Has};
 
 /// Who begins waits for what is under way in the session before for so long.
@@ -36,6 +37,7 @@ pub struct DataServer {
     /// Whose turn it is.
     turn: Mutex<Turns>,
     next: AtomicU64,
+    pub(crate) failures: Failures,
 }
 
 /// One metadata server after the other.
@@ -83,6 +85,7 @@ impl DataServer {
             tiers: Mutex::default(),
             turn: Mutex::default(),
             next: AtomicU64::new(first),
+            failures: Failures::default(),
         })
     }
 

@@ -16,6 +16,7 @@ use parking_lot::{Mutex, RwLock};
 
 use crate::convert;
 use crate::copies::Copies;
+use crate::failures;
 use crate::server::{DataServer, Tiers, Turn};
 
 /// An id in the answer to [`ObjectCall::List`], bytes.
@@ -37,6 +38,8 @@ pub struct DataSession {
     /// Held by who begins it.
     beginning: Mutex<()>,
     has: Arc<Has>,
+    /// Of this data server; never given twice.
+    number: u64,
 }
 
 /// What a session has.
@@ -67,6 +70,7 @@ impl Has {
 
 /// An open object.
 struct OpenObject {
+    key: ObjectKey,
     object: Arc<dyn Object>,
     /// While others who write it have to wait.
     write_blocker: Option<Box<dyn BlocksWriters>>,
@@ -81,6 +85,7 @@ struct Begun {
 impl DataSession {
     pub(crate) fn new(server: Arc<DataServer>) -> DataSession {
         DataSession {
+            number: server.next_handle().0,
             server,
             begun: OnceLock::new(),
             beginning: Mutex::default(),
@@ -133,9 +138,36 @@ impl DataSession {
     }
 
     fn object(&self, handle: Handle) -> Result<Arc<dyn Object>, Errno> {
+        Ok(self.known(handle)?.1)
+    }
+
+    fn known(&self, handle: Handle) -> Result<(ObjectKey, Arc<dyn Object>), Errno> {
         let open = self.has.open.read();
-        let found = open.get(&handle).map(|open| open.object.clone());
+        let found = open
+            .get(&handle)
+            .map(|open| (open.key, open.object.clone()));
         found.ok_or(Errno::EBADF)
+    }
+
+    fn on(
+        &self,
+        handle: Handle,
+        request: ObjectRequest,
+        payload: &[u8],
+        into: &mut [u8],
+    ) -> io::Result<Response> {
+        let (key, object) = self.known(handle)?;
+        let failures = &self.server.failures;
+        let tells = failures::tells(&request);
+        let empties = request == ObjectRequest::SetLen { size: 0 };
+        let done = on(&*object, request, payload, into);
+        if tells {
+            return failures.answer(key, self.number, done);
+        }
+        if empties && done.is_ok() {
+            failures.forget(key);
+        }
+        done
     }
 
     fn answer(
@@ -161,7 +193,8 @@ impl DataSession {
                     ObjectUse::Write => tier.create(key.object, &identity)?,
                     ObjectUse::Share => tier.create_shared(key.object, &identity)?,
                 };
-                return self.opened(object);
+                self.server.failures.forget(key);
+                return self.opened(key, object);
             }
             ObjectCall::Open { key, how } => {
                 let tier = self.tier(key.tier)?;
@@ -169,7 +202,7 @@ impl DataSession {
                     ObjectUse::Write => tier.open(key.object)?,
                     ObjectUse::Share => tier.open_shared(key.object)?,
                 };
-                return self.opened(object);
+                return self.opened(key, object);
             }
             ObjectCall::Close(handles) => {
                 let mut open = self.has.open.write();
@@ -181,6 +214,7 @@ impl DataSession {
             }
             ObjectCall::Remove(key) => {
                 self.tier(key.tier)?.remove(key.object)?;
+                self.server.failures.forget(key);
                 return Ok(Response::Done.into());
             }
             ObjectCall::Quarantine(key) => {
@@ -210,8 +244,7 @@ impl DataSession {
                 ObjectReply::Truth(self.hold_writers(handle, held)?)
             }
             ObjectCall::On(handle, request) => {
-                let object = self.object(handle)?;
-                return Ok(on(&*object, request, payload, into)?.into());
+                return Ok(self.on(handle, request, payload, into)?.into());
             }
         };
         Ok(Response::Object(done).into())
@@ -241,7 +274,7 @@ impl DataSession {
         Ok(ObjectReply::Opened(copy))
     }
 
-    fn opened(&self, object: Arc<dyn Object>) -> io::Result<Reply> {
+    fn opened(&self, key: ObjectKey, object: Arc<dyn Object>) -> io::Result<Reply> {
         let mut open = self.has.open.write();
         if open.len() >= limits::HANDLES_PER_SESSION_MAX {
             return Err(Errno::ENFILE.into());
@@ -251,6 +284,7 @@ impl DataSession {
         open.insert(
             handle,
             OpenObject {
+                key,
                 object,
                 write_blocker,
             },
@@ -401,6 +435,10 @@ fn on(
         }
         ObjectRequest::Sync { data_only } => {
             object.sync(data_only)?;
+            return Ok(Response::Done);
+        }
+        ObjectRequest::WriteBack { what, offset, len } => {
+            object.write_back(convert::write_back(what), offset, len)?;
             return Ok(Response::Done);
         }
         ObjectRequest::Stat => ObjectReply::Stat(convert::facts(&object.stat()?)),

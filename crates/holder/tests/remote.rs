@@ -15,6 +15,9 @@ use forebay_types::{Errno, ObjectId};
 use forebay_wire::{Connection, ObjectCall, Peer, Reply, Request, Response, Service};
 use parking_lot::{Mutex, RwLock};
 
+#[path = "remote/flushes.rs"]
+mod flushes;
+
 /// A connection whose sessions end when a test says so.
 struct Breaking {
     server: RwLock<Arc<DataServer>>,

@@ -5,7 +5,8 @@ use std::os::fd::BorrowedFd;
 
 use forebay_types::{SetTime, TimeSpec};
 
-use crate::{BlocksWriters, Identity, WriteBlocker};
+use crate::pages::of_descriptor;
+use crate::{BlocksWriters, Identity, WriteBack, WriteBlocker};
 
 /// What is known of an object without reading it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -83,6 +84,15 @@ pub trait Object: Send + Sync {
 
     /// Puts content, size and (unless `data_only`) times and identity on stable storage.
     fn sync(&self, data_only: bool) -> io::Result<()>;
+
+    /// Writes dirty pages of `len` bytes (0: all) from `offset` to the device, or waits for them;
+    /// nothing where there are none, or no descriptor.
+    ///
+    /// # Errors
+    /// Of a write-back that has failed, which each descriptor is told once.
+    fn write_back(&self, what: WriteBack, offset: u64, len: u64) -> io::Result<()> {
+        of_descriptor(self.descriptor(), what, (offset, len))
+    }
 
     /// Size, space and times.
     fn stat(&self) -> io::Result<ObjectStat>;

@@ -2,55 +2,35 @@
 //! little left to do.
 
 use std::io;
-use std::os::fd::AsRawFd;
 use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
 
 use forebay_types::Errno;
 
-use crate::Object;
+use crate::{Object, WriteBack};
 
 /// Starts to write dirty pages of `len` bytes from `offset` to the device. Best effort: the flush
 /// finds every error.
 pub fn start_writeback(object: &dyn Object, offset: u64, len: u64) {
     // Nobody waits, so no error is taken from the descriptor.
-    let _result = range(object, offset, len, libc::SYNC_FILE_RANGE_WRITE);
+    let _result = object.write_back(WriteBack::Start, offset, len);
 }
 
 /// Waits until what was written of an object is on its device; no flush. The kernel tells a
 /// descriptor of an error once: who drops this one hides it from the flush.
 pub fn wait_writeback(object: &dyn Object) -> io::Result<()> {
-    let all = libc::SYNC_FILE_RANGE_WAIT_BEFORE
-        | libc::SYNC_FILE_RANGE_WRITE
-        | libc::SYNC_FILE_RANGE_WAIT_AFTER;
-    range(object, 0, 0, all)
+    object.write_back(WriteBack::Finish, 0, 0)
 }
 
 /// Whether write-back of an object has failed since its descriptor was opened, or was not told to
 /// anybody before; waits for its first page at most. The kernel tells it once, as above.
 pub fn heard_of_writeback(object: &dyn Object) -> io::Result<()> {
-    range(object, 0, 1, libc::SYNC_FILE_RANGE_WAIT_BEFORE)
+    object.write_back(WriteBack::Wait, 0, 1)
 }
 
 /// The same, and waits for nothing.
 pub fn heard_so_far(object: &dyn Object) -> io::Result<()> {
     // No page is there.
-    range(object, 1 << 62, 1, libc::SYNC_FILE_RANGE_WAIT_BEFORE)
-}
-
-fn range(object: &dyn Object, offset: u64, len: u64, flags: libc::c_uint) -> io::Result<()> {
-    let Some(fd) = object.descriptor() else {
-        return Ok(());
-    };
-    // SAFETY: a valid descriptor and numbers; the call touches no memory of ours.
-    match unsafe { libc::sync_file_range(fd.as_raw_fd(), offset as i64, len as i64, flags) } {
-        0 => Ok(()),
-        _ => match io::Error::last_os_error() {
-            // Kernels and sandboxes without the call: nothing was waited for, and the flush does
-            // all.
-            e if matches!(e.raw_os_error(), Some(libc::ENOSYS | libc::EPERM)) => Ok(()),
-            error => Err(error),
-        },
-    }
+    object.write_back(WriteBack::Wait, 1 << 62, 1)
 }
 
 /// Less is left for the flush: many small files go to the device together, not one by one.
@@ -82,8 +62,8 @@ impl WriteBehind {
         let due = end.saturating_sub(ahead_bytes);
         let waited = self.waited.fetch_max(due, Ordering::Relaxed);
         if waited < due {
-            let flags = libc::SYNC_FILE_RANGE_WAIT_BEFORE;
-            if let Err(error) = range(destination, waited, due - waited, flags) {
+            let done = destination.write_back(WriteBack::Wait, waited, due - waited);
+            if let Err(error) = done {
                 self.failed.store(Errno::of(&error).0, Ordering::Release);
             }
         }

@@ -27,8 +27,8 @@ pub use message::{
     Response, Shown, WriteHow,
 };
 pub use object::{
-    CopyEnd, CopyFacts, CopyFailure, NOT_BEGUN, ObjectCall, ObjectFacts, ObjectKey, ObjectPlace,
-    ObjectReply, ObjectRequest, ObjectTier, ObjectUse, OutsideFile,
+    CopyEnd, CopyFacts, CopyFailure, DirtyPages, NOT_BEGUN, ObjectCall, ObjectFacts, ObjectKey,
+    ObjectPlace, ObjectReply, ObjectRequest, ObjectTier, ObjectUse, OutsideFile,
 };
 pub use socket::{UnixConnection, UnixServer};
 pub use space::{SeekWhat, SpaceChange};

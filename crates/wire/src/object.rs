@@ -29,6 +29,15 @@ pub enum ObjectUse {
     Share,
 }
 
+/// What is wanted of dirty pages, as `tiers::WriteBack`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[allow(missing_docs)] // as there
+pub enum DirtyPages {
+    Start,
+    Wait,
+    Finish,
+}
+
 /// What is done to an object that is open.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[allow(missing_docs)] // the fields are named after those of the system calls
@@ -59,6 +68,12 @@ pub enum ObjectRequest {
     },
     Sync {
         data_only: bool,
+    },
+    /// Writes dirty pages to the device, or waits for them.
+    WriteBack {
+        what: DirtyPages,
+        offset: u64,
+        len: u64,
     },
     /// [`ObjectReply::Stat`].
     Stat,
@@ -336,7 +351,8 @@ impl ObjectCall {
                 }
                 ObjectRequest::Write { offset } => ends(*offset, 0),
                 ObjectRequest::SetLen { size } => ends(*size, 0),
-                ObjectRequest::Allocate { offset, len, .. } => ends(*offset, *len),
+                ObjectRequest::Allocate { offset, len, .. }
+                | ObjectRequest::WriteBack { offset, len, .. } => ends(*offset, *len),
                 _ => Ok(()),
             },
             _ => Ok(()),

@@ -2,8 +2,8 @@
 
 use forebay_types::{Errno, Handle, ObjectId, SetTime, TierId, TimeSpec};
 use forebay_wire::{
-    CopyEnd, CopyFacts, CopyFailure, ObjectCall, ObjectFacts, ObjectKey, ObjectPlace, ObjectReply,
-    ObjectRequest, ObjectTier, ObjectUse, OutsideFile, SeekWhat, SpaceChange,
+    CopyEnd, CopyFacts, CopyFailure, DirtyPages, ObjectCall, ObjectFacts, ObjectKey, ObjectPlace,
+    ObjectReply, ObjectRequest, ObjectTier, ObjectUse, OutsideFile, SeekWhat, SpaceChange,
 };
 
 const TIER: TierId = TierId(2);
@@ -64,6 +64,13 @@ pub fn calls() -> Vec<ObjectCall> {
         ObjectRequest::HasWriters,
         ObjectRequest::HoldWriters(true),
     ];
+    for what in [DirtyPages::Start, DirtyPages::Wait, DirtyPages::Finish] {
+        requests.push(ObjectRequest::WriteBack {
+            what,
+            offset: 1 << 30,
+            len: 1 << 20,
+        });
+    }
     use SpaceChange::{Allocate, PunchHole, Reserve, ZeroRange, ZeroRangeKeepSize};
     for change in [Allocate, Reserve, PunchHole, ZeroRange, ZeroRangeKeepSize] {
         requests.push(ObjectRequest::Allocate {

@@ -140,6 +140,14 @@ impl Files {
             return Ok(());
         }
         let synced = flash.iter().try_for_each(|tier| tier.sync_all());
+        if let Err(error) = &synced
+            && is_out_of_reach(error)
+            && flash.iter().any(|tier| !tier.is_answering())
+        {
+            // Its node went meanwhile.
+            self.removed.lock().extend(removed);
+            return Ok(());
+        }
         let forgotten = synced
             .map_err(|error| Failure::of_io("flush of flash", error))
             .and_then(|()| Ok(self.ns.garbage_removed(&removed)?));

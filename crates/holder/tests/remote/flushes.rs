@@ -1,0 +1,50 @@
+//! Flushes and write-back of what is at a distance.
+
+use forebay_tiers::testing::{Effect, FaultyTier, Operation, When, unwritten_bytes};
+use forebay_tiers::{WriteBack, start_writeback, wait_writeback};
+
+use super::*;
+
+#[test]
+fn a_failed_flush_whose_answer_was_lost_is_told_to_who_asks_again() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let faulty = Arc::new(FaultyTier::new(flash(dir.path())));
+    let tiers = faulty.clone();
+    let open = move |_| Ok(vec![tiers.clone() as Arc<dyn Tier>]);
+    let server = DataServer::new("boot 1".into(), Vec::new(), Box::new(open), None);
+    let connection = Breaking::new(server.clone());
+    let tier = tier_of(connection.clone());
+    let object = create(&tier, 1);
+    object.write_at(b"one", 0).expect("write");
+    faulty.inject(Operation::Sync, When::Nth(1), Effect::Fail(Errno::EIO));
+    connection.loses_answer.store(true, Ordering::Release);
+    // The kernel would tell a descriptor that is opened anew nothing.
+    assert_eq!(errno(object.sync(false)), Some(Errno::EIO), "asked again");
+    object.sync(false).expect("told once in a session");
+    connection.begin(server);
+    let waited = object.write_back(WriteBack::Finish, 0, 0);
+    assert_eq!(errno(waited), Some(Errno::EIO), "another metadata server");
+    object.set_len(0).expect("cut");
+    object.sync(false).expect("nobody misses it");
+}
+
+#[test]
+fn dirty_pages_are_written_where_they_are() {
+    let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).expect("a directory");
+    let (connection, tier) = served(dir.path());
+    let object = create(&tier, 1);
+    object.write_at(&[7; 8192], 0).expect("write");
+    let here = flash(dir.path()).open(ObjectId(1)).expect("open");
+    if unwritten_bytes(&*here).is_none_or(|bytes| bytes == 0) {
+        // No cachestat(2), or a file system without a device.
+        return;
+    }
+    wait_writeback(&*object).expect("write-back");
+    assert_eq!(unwritten_bytes(&*here), Some(0));
+    // A stream tells of its pieces now and then, not of each.
+    connection.calls.lock().clear();
+    for piece in 0..16 {
+        start_writeback(&*object, piece << 20, 1 << 20);
+    }
+    assert_eq!(connection.calls.lock().len(), 4);
+}
