@@ -1,9 +1,29 @@
-//! Flushes and write-back of what is at a distance.
+//! Writes, flushes and write-back of what is at a distance, also over the end of a session.
 
 use forebay_tiers::testing::{Effect, FaultyTier, Operation, When, unwritten_bytes};
 use forebay_tiers::{WriteBack, start_writeback, wait_writeback};
 
 use super::*;
+
+#[test]
+fn what_is_open_goes_on_over_the_end_of_a_session() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let (connection, tier) = served(dir.path());
+    let object = create(&tier, 1);
+    object.write_at(b"one", 0).expect("write");
+    restart(&connection, dir.path(), "boot 1");
+    assert_eq!(read(&*object), b"one");
+    connection.loses_answer.store(true, Ordering::Release);
+    assert_eq!(object.write_at(b"two", 3).expect("asked again"), 3);
+    connection.loses_answer.store(true, Ordering::Release);
+    object.sync(false).expect("asked again");
+    assert_eq!(read(&*object), b"onetwo");
+    drop(object);
+    assert_eq!(connection.open_objects(), 1, "closed with the next call");
+    drop(tier.open(ObjectId(1)).expect("open"));
+    tier.remove(ObjectId(1)).expect("remove");
+    assert_eq!(connection.open_objects(), 0);
+}
 
 #[test]
 fn a_failed_flush_whose_answer_was_lost_is_told_to_who_asks_again() {
