@@ -21,13 +21,13 @@ impl Namespace {
     /// The second copy of a file, which is this, is the file from now on; what was the file is
     /// left. One commit says both. `false` if the file has changed since it was of this generation,
     /// or has no such copy or no name any more. `written`: somebody has it open for writing, so
-    /// that only the object knows its size.
+    /// that only the object knows its size. `loses`: who has written it is to be told of that.
     pub fn promote(
         &self,
         file: &File,
         generation: Generation,
         to: (TierId, &ObjectStat),
-        written: bool,
+        (written, loses): (bool, bool),
     ) -> Result<bool, NsError> {
         let mut state = file.lock();
         let residency = state.residency;
@@ -40,7 +40,7 @@ impl Namespace {
         let mut tiers = left.get(&file.object).cloned().unwrap_or_default();
         tiers.retain(|tier| *tier != residency.tier && *tier != to.0);
         tiers.push(residency.tier);
-        let before = state.promote(to, written);
+        let before = state.promote(to, written, loses);
         let mut batch = Batch::new();
         let put = self.put_file(&mut batch, file, &state).and_then(|()| {
             batch.put(record::left_key(file.object), record::encode(&tiers)?);

@@ -367,6 +367,11 @@ pub struct Residency {
     /// A flush on flash has failed: what its object has of this content nobody knows. The kernel
     /// tells that once.
     pub flush_failed: bool,
+    /// The content that an fsync has promised last: what of it is flushed for other reasons is no
+    /// promise, and may go with its server where a second copy is older.
+    pub promised: Option<Generation>,
+    /// What was written was lost with its server, and no fsync has told that yet.
+    pub owes_loss: bool,
 }
 
 impl Residency {

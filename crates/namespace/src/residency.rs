@@ -51,6 +51,8 @@ impl Arrival {
             crc: None,
             has_sums: false,
             flush_failed: false,
+            promised: None,
+            owes_loss: false,
         };
         if let Some(sums) = &self.sums {
             residency.vouch(sums);

@@ -169,6 +169,8 @@ fn file(dir: DirKey) -> FileRecord {
             crc: Some(0xe306_9283),
             has_sums: true,
             flush_failed: true,
+            promised: Some(Generation(2)),
+            owes_loss: true,
         },
         temporary: Some(temporary),
         unplaced: vec![Unplaced {

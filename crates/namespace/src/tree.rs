@@ -132,7 +132,7 @@ pub struct File {
 ///    `residency.clean` implies that `unplaced` is empty.
 /// 6. `unnamed` implies that `names` is empty, that the file is dirty, and that its object is not
 ///    to be collected.
-/// 7. No generation that is noted (`residency.flushed` and `.shadow`, `temporary`, `safe`) is
+/// 7. No generation that is noted (`residency.flushed`, `.promised` and `.shadow`, `temporary`, `safe`) is
 ///    newer than `residency.generation`.
 /// 8. `error_unreported` implies `error`.
 /// 9. `unsettled` implies `temporary`.

@@ -11,10 +11,10 @@ use std::time::{Duration, Instant};
 use forebay_policy::durability::Durability;
 use forebay_server::{HolderWay, Settings};
 use forebay_types::failpoint::{self, Point};
-use forebay_types::{Errno, Handle};
+use forebay_types::{Errno, Handle, Ino, OpenFlags, RenameMode};
 use forebay_wire::{Connection, OUT_OF_REACH, Reply, Request};
 
-use common::{PATIENCE, Running, Scratch, settings_with_holders};
+use common::{PATIENCE, Running, Scratch, me, settings_with_holders};
 
 /// A way to a data server that answers as long as it is there, and so many calls.
 struct Flaky {
@@ -430,4 +430,62 @@ fn a_server_that_dies_while_copies_take_the_place_of_files_goes_on_with_the_next
         running.audit();
         running.instance.stop();
     }
+}
+
+#[test]
+fn a_loss_that_nobody_was_told_is_told_after_one_more_start() {
+    let scratch = Scratch::new();
+    let servers = Servers::new(scratch.path(), &[2, 3, 4]);
+    let running = servers.start();
+    let data = content(6, 50_000);
+    let handle = put_synced(&running, b"f", &data);
+    running.write(handle, 10, b"not promised").expect("write");
+    servers.way(servers_of(&running, b"f")[0]).goes_after(0);
+    wait_for("its second copy is the file", || {
+        let found = running.read(handle, 0, data.len());
+        found.is_ok_and(|found| found == data)
+    });
+    // As a kill: nobody has asked.
+    drop(running.client);
+    running.instance.stop();
+    drop(running.instance);
+    for is_told in [true, false] {
+        let running = servers.start();
+        let flags = OpenFlags(libc::O_RDWR as u32);
+        let attr = running.client.lookup(Ino::ROOT, b"f", 0).expect("there");
+        let opened = running.client.open(attr.ino, flags, me()).expect("open");
+        let handle = opened.opened.handle;
+        let first = running.client.fsync(handle, false);
+        assert_eq!(first == Err(Errno::EIO), is_told, "{first:?}");
+        running.client.fsync(handle, false).expect("told once");
+        running.client.release(handle).expect("close");
+        running.instance.stop();
+    }
+}
+
+/// What is flushed for a change of names is no promise that the second copy would lack.
+#[test]
+fn a_file_that_is_renamed_goes_on_with_what_was_promised_when_its_server_goes() {
+    let scratch = Scratch::new();
+    let servers = Servers::new(scratch.path(), &[2, 3]);
+    let running = servers.start();
+    let replaced = put_synced(&running, b"g", b"older");
+    running.client.release(replaced).expect("close");
+    let data = content(7, 50_000);
+    let handle = put_synced(&running, b"f", &data);
+    running.write(handle, 10, b"not promised").expect("write");
+    let (from, to) = ((Ino::ROOT, &b"f"[..]), (Ino::ROOT, &b"g"[..]));
+    let renamed = running.client.rename(from, to, RenameMode::Replace, me());
+    renamed.expect("rename");
+    let gone = servers_of(&running, b"g")[0];
+    servers.way(gone).goes_after(0);
+    wait_for("its second copy is the file", || {
+        running
+            .read(handle, 0, data.len())
+            .is_ok_and(|found| found == data)
+    });
+    assert_eq!(running.client.fsync(handle, false), Err(Errno::EIO));
+    running.client.fsync(handle, false).expect("told once");
+    running.client.release(handle).expect("close");
+    running.instance.stop();
 }

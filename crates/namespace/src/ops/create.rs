@@ -93,6 +93,8 @@ pub(crate) fn born(
         crc: None,
         has_sums: false,
         flush_failed: false,
+        promised: None,
+        owes_loss: false,
     };
     let names = (names, unnamed);
     let state = FileState::new(names, meta, new.xattrs.clone(), residency);

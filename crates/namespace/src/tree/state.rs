@@ -93,6 +93,7 @@ impl FileState {
         let noted = [
             r.flushed.map(|flushed| flushed.generation),
             r.shadow.map(|(_, generation)| generation),
+            r.promised,
             self.temporary.as_ref().map(|copy| copy.generation),
             self.safe,
         ];

@@ -37,6 +37,7 @@ impl FileState {
         let residency = &mut self.facts.residency;
         if residency.clean {
             residency.flushed = None;
+            residency.promised = None;
         }
         residency.clean = false;
         residency.crc = None;
@@ -153,14 +154,25 @@ impl FileState {
         self.debug_check();
     }
 
-    /// So many bytes of this generation were put on stable storage in its tier, and no fsync has
-    /// asked for that. Where a second copy is older, what was promised stays what that copy has:
-    /// who has lost the tier goes on with the copy.
-    pub fn note_stable(&mut self, generation: Generation, bytes: u64) {
-        let is_older = self.residency.shadow.is_some_and(|(_, of)| of < generation);
-        if !is_older || self.residency.flushed.is_none() {
-            self.note_flushed(generation, bytes);
-        }
+    /// An fsync promises what is on stable storage of this generation. What was promised before;
+    /// [`FileState::restore_promised`] if it cannot be put on record.
+    pub fn promise(&mut self, generation: Generation) -> Option<Generation> {
+        let residency = &mut self.facts.residency;
+        let before = residency.promised;
+        residency.promised = before.max(Some(generation));
+        self.debug_check();
+        before
+    }
+
+    /// See [`FileState::promise`].
+    pub fn restore_promised(&mut self, promised: Option<Generation>) {
+        self.facts.residency.promised = promised;
+    }
+
+    /// Whoever asked has been told that something was lost with its server, or wants none of it.
+    /// Whether that was owed.
+    pub fn pay_loss(&mut self) -> bool {
+        std::mem::take(&mut self.facts.residency.owes_loss)
     }
 
     /// The object is about to be cut: of what was flushed no more is left than `size`. What was on
@@ -234,7 +246,7 @@ impl FileState {
     /// The content is on stable storage, and these are its checksums.
     pub(crate) fn seal(&mut self, sums: &Sums) {
         self.facts.residency.vouch(sums);
-        self.note_stable(self.generation(), sums.bytes);
+        self.note_flushed(self.generation(), sums.bytes);
     }
 
     /// Another tier has the object from now on. `flushed_bytes`: that is stable storage, and so
@@ -255,7 +267,7 @@ impl FileState {
             self.facts.residency.shadow = None;
         }
         if let (Some(bytes), true) = (flushed_bytes, self.is_dirty()) {
-            self.note_stable(self.generation(), bytes);
+            self.note_flushed(self.generation(), bytes);
         }
         before
     }
@@ -269,6 +281,7 @@ impl FileState {
         &mut self,
         (tier, stat): (TierId, &ObjectStat),
         written: bool,
+        loses: bool,
     ) -> BeforePromotion {
         let before = BeforePromotion {
             residency: self.residency,
@@ -281,10 +294,16 @@ impl FileState {
         residency.shadow = None;
         residency.writing = written;
         residency.by_kernel = false;
-        residency.flushed = residency.flushed.or(copied.map(|generation| Flushed {
-            generation,
-            bytes: stat.size,
-        }));
+        residency.owes_loss |= loses;
+        // What else its server had flushed is not in the copy.
+        let in_copy = |flushed: &Flushed| Some(flushed.generation) <= copied;
+        residency.flushed = residency
+            .flushed
+            .filter(in_copy)
+            .or(copied.map(|generation| Flushed {
+                generation,
+                bytes: stat.size,
+            }));
         self.take_stat(stat);
         self.debug_check();
         before
@@ -436,6 +455,7 @@ impl FileState {
         residency
             .flushed
             .take_if(|flushed| outdated(flushed.generation));
+        residency.promised.take_if(|promised| outdated(*promised));
         self.debug_check();
         (current, shadow.map(|(tier, _)| tier))
     }

@@ -391,7 +391,7 @@ impl Files {
         self.integrity.flush(file, tier, &*object, false)?;
         let mut state = file.lock();
         if state.is_dirty() {
-            state.note_stable(generation, bytes);
+            state.note_flushed(generation, bytes);
             self.ns.save(file, &state, KvDurability::Buffered)?;
         }
         Ok(())

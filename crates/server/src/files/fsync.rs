@@ -9,7 +9,7 @@ use forebay_namespace::File;
 use forebay_policy::durability::Durability;
 use forebay_policy::schedule::{Class, TurnEnd};
 use forebay_tiers::{Object, TierKind, wait_writeback};
-use forebay_types::{Errno, Generation, Handle, SetTime, TierId, failpoint};
+use forebay_types::{Errno, Generation, Handle, OpenFlags, SetTime, TierId, failpoint};
 
 use crate::base::failure::Failure;
 use crate::buffer::ledger::Refused;
@@ -32,6 +32,8 @@ pub(super) struct Flush {
     bytes: u64,
     /// How often it had been cut when the flush began.
     cuts: u32,
+    /// An fsync has asked for it, and promises it.
+    promises: bool,
 }
 
 impl Files {
@@ -47,11 +49,8 @@ impl Files {
             }
             Target::Buffer { file, object, tier } => (file, object, tier),
         };
-        let lost = &self.buffer.opens().lost;
-        if flags.writes() && lost.take_loss(&open.unsent, handle, file.object) {
-            // What was written went with its node.
-            return Err(Errno::EIO.into());
-        }
+        // What was written may have gone with its node.
+        self.refuse_lost(&open, &file, (handle, flags))?;
         self.report_to_fsync(&file)?;
         self.integrity.heard(&file, tier, open.behind.check())?;
         self.integrity.refuse_failed_flush(&file)?;
@@ -73,12 +72,32 @@ impl Files {
         }
         let level = self.catalog.durability_of_file(&file);
         self.fsync_to(level, (&open, &file), object, tier, data_only)?;
-        if flags.writes() && lost.take_loss(&open.unsent, handle, file.object) {
-            // Its node went while this waited.
-            return Err(Errno::EIO.into());
-        }
+        // Its node may have gone while this waited.
+        self.refuse_lost(&open, &file, (handle, flags))?;
         file.lock().pay_fsync();
         Ok(())
+    }
+
+    /// What was lost with a node reaches the next fsync of each who writes the file, once, and one
+    /// of them also over restarts.
+    fn refuse_lost(
+        &self,
+        open: &OpenFile,
+        file: &Arc<File>,
+        (handle, flags): (Handle, OpenFlags),
+    ) -> Result<(), Failure> {
+        let lost = &self.buffer.opens().lost;
+        if !flags.writes() || !lost.take_loss(&open.unsent, handle, file.object) {
+            return Ok(());
+        }
+        let mut state = file.lock();
+        if state.pay_loss() {
+            // Told twice is better than never: that need not be on stable storage before the answer.
+            if let Err(error) = self.ns.save(file, &state, KvDurability::Buffered) {
+                Failure::from(error).told("save that a loss is told");
+            }
+        }
+        Err(Errno::EIO.into())
     }
 
     fn fsync_to(
@@ -175,6 +194,15 @@ impl Files {
             generation,
             bytes,
             cuts,
+            promises: true,
+        })
+    }
+
+    /// The same for a change of names, which promises nothing of the content.
+    fn begin_unasked_flush(&self, file: &File, object: &dyn Object) -> Result<Flush, Failure> {
+        Ok(Flush {
+            promises: false,
+            ..self.begin_flush(file, object)?
         })
     }
 
@@ -185,7 +213,7 @@ impl Files {
         let shadow = state.residency.shadow;
         let on_flash = self.buffer.tiers().kind(state.residency.tier) != TierKind::Dram
             || shadow.is_some_and(|(_, of)| of >= flush.generation);
-        let before = state.residency.flushed;
+        let before = (state.residency.flushed, state.residency.promised);
         if on_flash && state.is_dirty() {
             // If it was cut meanwhile, what it has grown to since may be on no device.
             let bytes = match (state.cuts, state.cutting) == (flush.cuts, 0) {
@@ -193,13 +221,17 @@ impl Files {
                 false => 0,
             };
             state.add_flushed(flush.generation, bytes);
+            if flush.promises {
+                state.promise(flush.generation);
+            }
         }
         // Once nobody writes it, the record has what its close has found; this look may be older.
         if state.residency.writing {
             state.take_live_stat(&stat);
         }
         if let Err(error) = self.ns.save(file, &state, KvDurability::Synced) {
-            state.restore_flushed(before);
+            state.restore_flushed(before.0);
+            state.restore_promised(before.1);
             return Err(error.into());
         }
         failpoint::hit(failpoint::Point::FsyncRecord);
@@ -416,7 +448,7 @@ impl Files {
                 Target::Pfs { node, file, .. } => self.sync_in_place(&node, &file, false),
                 Target::Buffer { file, object, tier } => {
                     open.fsynced.store(true, Ordering::Release);
-                    let flush = self.begin_flush(&file, &*object)?;
+                    let flush = self.begin_unasked_flush(&file, &*object)?;
                     let object = match self.buffer.tiers().kind(tier) {
                         TierKind::Dram => self.flush_to_flash(&open, &file)?,
                         _ => {
@@ -442,7 +474,7 @@ impl Files {
         }
         // With the claim held, it is neither opened nor evicted meanwhile.
         let object = self.buffer.tiers().open_object(tier, file.object)?;
-        let flush = self.begin_flush(file, &*object)?;
+        let flush = self.begin_unasked_flush(file, &*object)?;
         if self.buffer.tiers().kind(tier) != TierKind::Dram {
             self.integrity.flush(file, tier, &*object, false)?;
             return self.save_live(file, &*object, flush);

@@ -385,7 +385,7 @@ impl Files {
         let object = tiers.open_to_write(to, file.object)?;
         let stat = object.stat()?;
         let written = open.as_ref().is_some_and(|open| open.is_written());
-        if !self.ns.promote(file, seen, (to, &stat), written)? {
+        if !self.ns.promote(file, seen, (to, &stat), (written, loses))? {
             return Ok(Promotion::Busy);
         }
         if let Some((open, target)) = &mut held {
@@ -482,7 +482,7 @@ pub fn away(file: &File, copied: Generation, lacks: Option<bool>) -> Away {
         is_doubtful: residency.flush_failed,
         generation: residency.generation,
         copied,
-        flushed: residency.flushed.map(|flushed| flushed.generation),
+        flushed: residency.promised,
         safe: state.safe,
         lacks,
     }

@@ -63,6 +63,10 @@ impl Lifecycle {
                 continue;
             }
             self.recover_file(&file, &inventory, &mut claimed)?;
+            if file.lock().residency.owes_loss {
+                // A server of before has promoted its second copy, and ended before anybody asked.
+                self.buffer.opens().lost.add(file.object);
+            }
             failpoint::hit(failpoint::Point::RecoverFile);
         }
         Ok((inventory, claimed))

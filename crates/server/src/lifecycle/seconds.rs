@@ -53,11 +53,11 @@ impl Lifecycle {
         };
         let seen = self.buffer.generation(file);
         // Only the object knows the size: a later fsync may have been on its way.
-        if !self.ns.promote(file, seen, (second, &stat), true)? {
+        if !self
+            .ns
+            .promote(file, seen, (second, &stat), (true, loses))?
+        {
             return Ok(false);
-        }
-        if loses {
-            self.buffer.opens().lost.add(file.object);
         }
         self.files.told_promoted(file, (from, second), loses);
         Ok(true)

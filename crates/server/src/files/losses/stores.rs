@@ -70,6 +70,7 @@ impl Files {
     /// A file of the burst buffer was cut to nothing.
     pub(crate) fn was_emptied(&self, file: &Arc<File>) {
         self.buffer.opens().lost.forget(file.object);
+        file.lock().pay_loss();
         if !self.losses.is_empty() {
             self.wanted_no_more(self.losses.forget(file));
         }
