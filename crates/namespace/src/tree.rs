@@ -132,8 +132,8 @@ pub struct File {
 ///    `residency.clean` implies that `unplaced` is empty.
 /// 6. `unnamed` implies that `names` is empty, that the file is dirty, and that its object is not
 ///    to be collected.
-/// 7. No generation that is noted (`residency.flushed`, `.promised` and `.shadow`, `temporary`, `safe`) is
-///    newer than `residency.generation`.
+/// 7. No generation that is noted (`residency.flushed`, `.promised` and `.shadow`,
+///    `temporary`, `safe`) is newer than `residency.generation`.
 /// 8. `error_unreported` implies `error`.
 /// 9. `unsettled` implies `temporary`.
 /// 10. `unsaved` is set exactly while the file is in the list of records to be written.

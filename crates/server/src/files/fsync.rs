@@ -92,7 +92,7 @@ impl Files {
         }
         let mut state = file.lock();
         if state.pay_loss() {
-            // Told twice is better than never: that need not be on stable storage before the answer.
+            // Told twice is better than never: the answer does not wait for stable storage.
             if let Err(error) = self.ns.save(file, &state, KvDurability::Buffered) {
                 Failure::from(error).told("save that a loss is told");
             }
