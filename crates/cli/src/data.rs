@@ -27,6 +27,8 @@ use crate::up::settle::Plan;
 use crate::up::{Announce, start_with, tiers};
 use crate::{signals, starter};
 
+/// In the state folder: which start of a metadata server was the latest to come.
+const LATEST: &str = "forebay-latest";
 /// Between two looks at what the log holds back.
 const TICK: Duration = Duration::from_secs(5);
 
@@ -111,7 +113,10 @@ fn holder(
     let open = Box::new(move |instance| open_tiers(&theirs, instance));
     let pfs = PfsTree::open(&settings.pfs).explain(settings.pfs.display(), "")?;
     let boot = boot.trim().to_string();
-    Ok(DataServer::new(boot, metadata, open, Some(pfs)))
+    let data = DataServer::new(boot, metadata, open, Some(pfs));
+    let latest = settings.state.join(LATEST);
+    (data.keep_latest(latest)).explain(settings.state.display(), "")?;
+    Ok(data)
 }
 
 fn listen(

@@ -9,6 +9,7 @@ mod claim;
 mod convert;
 mod copies;
 mod failures;
+mod latest;
 mod local;
 mod object;
 mod redial;

@@ -2,6 +2,7 @@
 
 use std::io;
 use std::net::IpAddr;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -13,6 +14,7 @@ use forebay_wire::net::{ClientFacts, Guest, Host};
 use parking_lot::{Mutex, RwLock, RwLockReadGuard};
 
 use crate::failures::Failures;
+use crate::latest::Latest;
 use crate::service::{DataSession, Has};
 
 /// Who begins waits for what is under way in the session before for so long.
@@ -44,18 +46,7 @@ pub struct DataServer {
 #[derive(Default)]
 struct Turns {
     now: Option<Turn>,
-    /// The latest start of a metadata server that has come.
-    epoch: u32,
-}
-
-impl Turns {
-    fn check_latest(&self, epoch: u32) -> io::Result<()> {
-        if epoch < self.epoch {
-            tracing::warn!("a metadata server that was replaced has come, and is sent away");
-            return Err(Errno::ESTALE.into());
-        }
-        Ok(())
-    }
+    latest: Latest,
 }
 
 /// Tiers that are open, and whose objects are in them.
@@ -87,6 +78,12 @@ impl DataServer {
             next: AtomicU64::new(first),
             failures: Failures::default(),
         })
+    }
+
+    /// Keeps in this file which start of a metadata server was the latest, and goes by it.
+    pub fn keep_latest(&self, path: PathBuf) -> io::Result<()> {
+        self.turn.lock().latest = Latest::kept_in(path)?;
+        Ok(())
     }
 
     /// A session that has not begun.
@@ -127,8 +124,7 @@ impl DataServer {
     ) -> io::Result<(Turn, Tiers)> {
         let tiers = self.tiers_of(instance)?;
         let mut turns = self.turn.lock();
-        turns.check_latest(epoch)?;
-        turns.epoch = epoch;
+        turns.latest.came((instance, epoch))?;
         if let Some(before) = &turns.now {
             before.end()?;
         }
@@ -138,8 +134,8 @@ impl DataServer {
     }
 
     /// `ESTALE` for an earlier start of a metadata server than one that has come.
-    pub(crate) fn check_latest(&self, epoch: u32) -> io::Result<()> {
-        self.turn.lock().check_latest(epoch)
+    pub(crate) fn check_latest(&self, from: ([u8; 16], u32)) -> io::Result<()> {
+        self.turn.lock().latest.check(from)
     }
 
     /// The tiers are opened again for who begins next.

@@ -118,7 +118,7 @@ impl DataSession {
                 let (turn, tiers) = self.server.begin(claim, self.has.clone())?;
                 drop(self.begun.set(Begun { turn, tiers }));
             } else {
-                self.server.check_latest(claim.1)?;
+                self.server.check_latest(claim)?;
             }
         }
         let tiers = self.begun.get().map(|begun| &begun.tiers);
