@@ -56,12 +56,33 @@ pub fn open_rooms(settings: Settings, mode: OpenMode, told: Told<'_>) -> Result<
     // While it stood by the PFS may have been mounted, or mounted anew. Who leads does not wait for
     // one that is silent to be opened.
     if settings.has_standby() && !pfs.health().is_silent() {
-        pfs = open_pfs(&settings)?;
+        let theirs = settings.clone();
+        pfs = within(&settings, move || open_pfs(&theirs))?;
     }
     if let Some(hold) = store.hold() {
         pfs.change_only_while(move || hold.is_valid());
     }
     open_with(settings, mode, pfs, store, &mut |_| ())
+}
+
+/// Does something on the PFS that may never come back: who leads would lead on, and nobody else
+/// could take its place. Whoever starts this server again stands by, or waits for the PFS.
+fn within<T: Send + 'static>(
+    settings: &Settings,
+    ask: impl FnOnce() -> Result<T, StartError> + Send + 'static,
+) -> Result<T, StartError> {
+    let pfs = || format!("PFS {}", settings.pfs.display());
+    let (answer, answered) = std::sync::mpsc::sync_channel(1);
+    let asker = std::thread::Builder::new().name("fb-path".into());
+    let asked = asker.spawn(move || drop(answer.send(ask())));
+    asked.map_err(failed(pfs()))?;
+    let limit = settings.pfs_timeout;
+    answered.recv_timeout(limit).unwrap_or_else(|_| {
+        Err(StartError::Failed {
+            what: pfs(),
+            why: format!("it has not answered for {} s", limit.as_secs()),
+        })
+    })
 }
 
 fn open_pfs(settings: &Settings) -> Result<PfsTree, StartError> {
@@ -321,4 +342,30 @@ fn instance_id(store: &dyn forebay_kv::Store) -> Result<[u8; 16], StartError> {
         .commit(batch, forebay_kv::Durability::Synced)
         .map_err(failed("metadata store"))?;
     Ok(id)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn a_pfs_that_falls_silent_when_it_is_opened_again_ends_the_start() {
+        let folder = tempfile::tempdir().expect("tempdir");
+        let settings = Settings {
+            pfs_timeout: Duration::from_millis(50),
+            ..Settings::new(folder.path().into(), None, folder.path().into())
+        };
+        let (end, ends) = std::sync::mpsc::channel::<()>();
+        let silent = within(&settings, move || {
+            drop(ends.recv());
+            Ok(())
+        });
+        let said = silent.expect_err("nothing has answered").to_string();
+        assert!(said.contains("has not answered"), "{said}");
+        drop(end);
+        let pfs = within(&settings, || Ok(7)).expect("it answers");
+        assert_eq!(pfs, 7);
+    }
 }
