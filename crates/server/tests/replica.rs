@@ -489,3 +489,27 @@ fn a_file_that_is_renamed_goes_on_with_what_was_promised_when_its_server_goes() 
     running.client.release(handle).expect("close");
     running.instance.stop();
 }
+
+/// A second copy that is made at a low rate holds up nobody who waits for the file.
+#[test]
+fn an_fsync_does_not_wait_for_the_rate_of_a_copy_that_is_made_again() {
+    let scratch = Scratch::new();
+    let mut servers = Servers::new(scratch.path(), &[2, 3, 4]);
+    servers.settings.replica_rate_bytes_per_s = 1 << 20;
+    let running = servers.start();
+    let handle = put_synced(&running, b"f", &content(8, 12 << 20));
+    let both = servers_of(&running, b"f");
+    let third = (2..5).find(|id| !both.contains(id)).expect("a third");
+    servers.way(both[1]).goes_after(0);
+    let begins = || servers.way(third).answers.load(Ordering::Acquire);
+    let before = begins();
+    wait_for("the copy is under way", || before - begins() > 12);
+    running.write(handle, 0, b"now").expect("write");
+    let begun = Instant::now();
+    running.client.fsync(handle, false).expect("fsync");
+    let waited = begun.elapsed();
+    assert!(waited < Duration::from_secs(4), "{waited:?}");
+    assert!(servers_of(&running, b"f").contains(&third));
+    running.client.release(handle).expect("close");
+    running.instance.stop();
+}

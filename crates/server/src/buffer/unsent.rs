@@ -2,6 +2,7 @@
 
 use std::collections::HashSet;
 use std::ops::Range;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use forebay_types::{Handle, ObjectId};
 use parking_lot::Mutex;
@@ -81,6 +82,17 @@ struct Lost {
 pub struct Unsent {
     state: Mutex<State>,
     lost: Mutex<Option<Lost>>,
+    /// So many wait for what a copy of the file keeps from them.
+    waiting: AtomicUsize,
+}
+
+/// Somebody waits, as long as this lives: see [`Unsent::want`].
+pub struct Wanted<'a>(&'a AtomicUsize);
+
+impl Drop for Wanted<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::AcqRel);
+    }
 }
 
 impl Default for Unsent {
@@ -96,11 +108,24 @@ impl Default for Unsent {
                 is_taken: false,
             }),
             lost: Mutex::default(),
+            waiting: AtomicUsize::new(0),
         }
     }
 }
 
 impl Unsent {
+    /// Somebody is about to wait for the right to copy the file, or to let it grow: who has that,
+    /// and takes its time, hurries.
+    pub fn want(&self) -> Wanted<'_> {
+        self.waiting.fetch_add(1, Ordering::AcqRel);
+        Wanted(&self.waiting)
+    }
+
+    /// Whether somebody waits so.
+    pub fn is_wanted(&self) -> bool {
+        self.waiting.load(Ordering::Acquire) > 0
+    }
+
     /// A range was written. To be called between the write and its answer.
     pub fn wrote(&self, range: Range<u64>) {
         let mut state = self.state.lock();

@@ -244,8 +244,10 @@ impl Files {
         open: &OpenFile,
         file: &Arc<File>,
     ) -> Result<Arc<dyn Object>, Failure> {
+        let wanted = open.unsent.want();
         let _one = open.growing.lock();
         let _copying = file.copying();
+        drop(wanted);
         // It may have moved while this waited: what it was then is no source any more.
         let Target::Buffer { object, tier, .. } = self.target(open)?.clone() else {
             return Err(Errno::EIO.into());

@@ -86,8 +86,10 @@ impl Files {
         file: &Arc<File>,
         data_only: bool,
     ) -> Result<(Arc<dyn Object>, Option<TierId>), Failure> {
+        let wanted = open.unsent.want();
         let _one = open.growing.lock();
         let _copying = file.copying();
+        drop(wanted);
         // It may have moved while this waited: what it was then is no source any more.
         let Target::Buffer { object, tier, .. } = self.target(open)?.clone() else {
             return Err(Errno::EIO.into());
@@ -508,6 +510,12 @@ impl Files {
             None => false,
         };
         !has && self.catalog.durability_of_file(file) == Durability::Replica
+    }
+
+    /// Whether somebody waits for a copy of a file that is under way.
+    pub fn is_copy_wanted(&self, file: &File) -> bool {
+        let open = self.buffer.opens().by_ino(file.ino);
+        open.is_some_and(|open| open.unsent.is_wanted())
     }
 
     /// Makes it, or brings it up to date, now. `false`: there is no place for it, or the file is in

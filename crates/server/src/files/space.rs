@@ -193,7 +193,9 @@ impl Files {
         if open.budget_bytes.fetch_sub(len as i64, Ordering::AcqRel) >= len as i64 {
             return Ok(Room::Yes);
         }
+        let wanted = open.unsent.want();
         let _growing = open.growing.lock();
+        drop(wanted);
         let started = Instant::now();
         let mut counted = false;
         // Asked before each try but the first: what frees the last space may do so just after one.
@@ -287,7 +289,9 @@ impl Files {
 
     /// The file system below the file's tier is full, whatever the books say.
     pub fn relocate(&self, open: &OpenFile, len: u64) -> Result<(), Failure> {
+        let wanted = open.unsent.want();
         let _growing = open.growing.lock();
+        drop(wanted);
         open.budget_bytes.store(0, Ordering::Release);
         self.buffer.queue().hurry();
         self.move_on(open, len, Refused::Tier { missing_bytes: len })

@@ -18,6 +18,8 @@ use crate::lifecycle::Lifecycle;
 
 /// Between two looks at the data servers.
 const LOOK: Duration = Duration::from_millis(250);
+/// Between two looks whether somebody waits for a file that is copied at a rate.
+const WANTED_LOOK: Duration = Duration::from_millis(20);
 /// Between two looks at all files for second copies that are missing.
 const FILES_LOOK: Duration = Duration::from_secs(3);
 
@@ -198,6 +200,18 @@ impl Lifecycle {
         found
     }
 
+    /// Who waits for the file, as an fsync of it does, is not held up for the rate.
+    fn pause_unless_wanted(&self, file: &File, pause: Duration) {
+        let end = Instant::now() + pause;
+        while !self.base.is_ending() && !self.files.is_copy_wanted(file) {
+            let left = end.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                break;
+            }
+            self.base.life().pause(left.min(WANTED_LOOK));
+        }
+    }
+
     fn protect(
         &self,
         queue: &mut ReReplication,
@@ -215,7 +229,7 @@ impl Lifecycle {
             stop: &|| self.base.is_ending(),
             moved: &|bytes, _| {
                 let pause = Duration::from_secs_f64(bytes as f64 / rate);
-                self.base.life().pause(pause);
+                self.pause_unless_wanted(&file, pause);
             },
         };
         if let Err(failure) = self.files.replicate(&file, &control) {
