@@ -359,7 +359,7 @@ mod tests {
         };
         let (end, ends) = std::sync::mpsc::channel::<()>();
         let silent = within(&settings, move || {
-            drop(ends.recv());
+            ends.recv().expect_err("nobody answers");
             Ok(())
         });
         let said = silent.expect_err("nothing has answered").to_string();
