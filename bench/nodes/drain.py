@@ -125,31 +125,45 @@ def measure(binary, work, count, args):
         return found / took_s
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def arguments(script, doc, per_node, limit, does, work):
+    """What such a script is asked for, sizes in bytes; ends it where it cannot run here. `does`: what the flash is held to."""
+    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--forebay", default="target/release/forebay", type=Path)
     parser.add_argument("--nodes", default="1,2,4", help="how many, one after the other (default: 1,2,4)")
-    parser.add_argument("--per-node", default=256, type=int, metavar="MIB", help="data on each node (default: 256)")
-    parser.add_argument("--limit", default=50, type=int, metavar="MIB", help="most that the flash of a node gives in a second (default: 50)")
+    parser.add_argument("--per-node", default=per_node, type=int, metavar="MIB", help=f"data on each node (default: {per_node})")
+    parser.add_argument("--limit", default=limit, type=int, metavar="MIB", help=f"most that the flash of a node {does} in a second (default: {limit})")
     parser.add_argument("--repeat", default=3, type=int, help="the medians of so many turns (default: 3)")
-    parser.add_argument("--work", default="/var/tmp", help="where everything is made, and removed (default: /var/tmp)")
+    parser.add_argument("--work", default=work, help=f"where everything is made, and removed; no bottleneck (default: {work})")
     parser.add_argument("--json", type=Path, help="write the figures there, too")
     args = parser.parse_args()
     args.per_node, args.limit = args.per_node * MIB, args.limit * MIB
     if os.geteuid() != 0 or not BLKIO.is_dir():
-        sys.exit("drain.py: needs root, and cgroup v1 blkio")
-    counts = [int(word) for word in args.nodes.split(",")]
-    rates = {count: [] for count in counts}
-    for _ in range(args.repeat):
-        for count in counts:
-            rates[count].append(measure(args.forebay.resolve(), args.work, count, args))
-    median = {count: sorted(found)[len(found) // 2] for count, found in rates.items()}
-    print(f"{'nodes':>5}  {'MiB/s':>8}  {'of one node':>11}  least and most")
-    for count in counts:
-        low, high = min(rates[count]) / MIB, max(rates[count]) / MIB
-        print(f"{count:>5}  {median[count] / MIB:>8.1f}  {median[count] / median[counts[0]]:>11.2f}  {low:.1f} .. {high:.1f}")
+        sys.exit(f"{script}: needs root, and cgroup v1 blkio")
+    args.counts = [int(word) for word in args.nodes.split(",")]
+    return args
+
+
+def report(args, found, rates, column, shown):
+    """Prints the rate of each number of nodes, and what `shown` says of it; keeps all that was found where that is wanted."""
+    print(f"{'nodes':>5}  {'MiB/s':>8}  {'of one node':>11}  {column:>19}")
+    for count in args.counts:
+        print(f"{count:>5}  {rates[count] / MIB:>8.1f}  {rates[count] / rates[args.counts[0]]:>11.2f}  {shown(found[count]):>19}")
     if args.json:
-        args.json.write_text(json.dumps({str(count): found for count, found in rates.items()}) + "\n", encoding="utf-8")
+        args.json.write_text(json.dumps({str(count): turns for count, turns in found.items()}) + "\n", encoding="utf-8")
+
+
+def median(values):
+    return sorted(values)[len(values) // 2]
+
+
+def main():
+    args = arguments("drain.py", __doc__, per_node=256, limit=50, does="gives", work="/var/tmp")
+    found = {count: [] for count in args.counts}
+    for _ in range(args.repeat):
+        for count in args.counts:
+            found[count].append(measure(args.forebay.resolve(), args.work, count, args))
+    rates = {count: median(turns) for count, turns in found.items()}
+    report(args, found, rates, "least and most", lambda turns: f"{min(turns) / MIB:.1f} .. {max(turns) / MIB:.1f}")
 
 
 if __name__ == "__main__":

@@ -6,7 +6,6 @@ rates, each as a multiple of one node's, and as a part of what the file systems 
 Needs root, and cgroup v1 blkio. `sudo python3 bench/nodes/local.py`
 """
 
-import argparse
 import contextlib
 import json
 import os
@@ -16,7 +15,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from drain import BLKIO, MIB, Cluster, Failure, flash, nodes, run
+from drain import MIB, Cluster, Failure, arguments, flash, median, nodes, report, run
 
 # Writers on each node.
 RANKS = 4
@@ -65,28 +64,10 @@ def measure(binary, work, count, args):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--forebay", default="target/release/forebay", type=Path)
-    parser.add_argument("--nodes", default="1,2,4", help="how many, one after the other (default: 1,2,4)")
-    parser.add_argument("--per-node", default=512, type=int, metavar="MIB", help="data on each node (default: 512)")
-    parser.add_argument("--limit", default=200, type=int, metavar="MIB", help="most that the flash of a node takes in a second (default: 200)")
-    parser.add_argument("--repeat", default=3, type=int, help="the medians of so many turns (default: 3)")
-    parser.add_argument("--work", default="/dev/shm", help="where everything is made, and removed; no bottleneck (default: /dev/shm)")
-    parser.add_argument("--json", type=Path, help="write the figures there, too")
-    args = parser.parse_args()
-    args.per_node, args.limit = args.per_node * MIB, args.limit * MIB
-    if os.geteuid() != 0 or not BLKIO.is_dir():
-        sys.exit("local.py: needs root, and cgroup v1 blkio")
-    counts = [int(word) for word in args.nodes.split(",")]
-    found = {count: [measure(args.forebay.resolve(), args.work, count, args) for _ in range(args.repeat)] for count in counts}
-    median = lambda values: sorted(values)[len(values) // 2]
+    args = arguments("local.py", __doc__, per_node=512, limit=200, does="takes", work="/dev/shm")
+    found = {count: [measure(args.forebay.resolve(), args.work, count, args) for _ in range(args.repeat)] for count in args.counts}
     rates = {count: median([ours for ours, _ in turns]) for count, turns in found.items()}
-    print(f"{'nodes':>5}  {'MiB/s':>8}  {'of one node':>11}  {'of the file systems':>19}")
-    for count in counts:
-        part = median([ours / below for ours, below in found[count]])
-        print(f"{count:>5}  {rates[count] / MIB:>8.1f}  {rates[count] / rates[counts[0]]:>11.2f}  {part:>19.2f}")
-    if args.json:
-        args.json.write_text(json.dumps({str(count): turns for count, turns in found.items()}) + "\n", encoding="utf-8")
+    report(args, found, rates, "of the file systems", lambda turns: f"{median([ours / below for ours, below in turns]):.2f}")
 
 
 if __name__ == "__main__":
