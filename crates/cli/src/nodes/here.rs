@@ -8,6 +8,7 @@ use forebay_wire::Key;
 use serde_json::{Value, json};
 
 use super::plan::fingerprint;
+use super::silent;
 use super::standbys::{self, Standing};
 use crate::cluster::config::Cluster;
 use crate::control::Daemon;
@@ -52,6 +53,9 @@ pub struct OnNodeArgs {
     /// Stop the server with this id if it stands by
     #[arg(long, requires = "id")]
     end_standby: bool,
+    /// End the server with this id if it does not answer
+    #[arg(long, requires = "id")]
+    end_silent: bool,
 }
 
 /// Runs it.
@@ -62,7 +66,7 @@ pub fn run(args: &OnNodeArgs) -> Result<Exit, Failure> {
     if args.is_drained {
         return is_drained(args);
     }
-    if args.standing || args.end_standby {
+    if args.standing || args.end_standby || args.end_silent {
         return standby(args);
     }
     match &args.mount {
@@ -208,9 +212,10 @@ fn standby(args: &OnNodeArgs) -> Result<Exit, Failure> {
     let cluster = Cluster::load(&args.config)?;
     for id in &args.id {
         let state = &cluster.server(*id)?.state;
-        let said = match args.end_standby {
-            true => standbys::end_here(state)?,
-            false => Standing::of(state)?.word().to_string(),
+        let said = match (args.end_standby, args.end_silent) {
+            (true, _) => standbys::end_here(state)?,
+            (false, true) => silent::end_here(state, silent::PATIENCE)?,
+            (false, false) => Standing::of(state)?.word().to_string(),
         };
         out::print(&format!("{said}\n"));
     }

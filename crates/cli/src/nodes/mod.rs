@@ -13,6 +13,7 @@ mod drain;
 mod here;
 mod plan;
 mod run;
+mod silent;
 mod standbys;
 mod start;
 mod stop;

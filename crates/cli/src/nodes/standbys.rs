@@ -76,11 +76,10 @@ pub fn stop<'a>(plan: &'a Plan, no_drain: bool) -> Result<(Servers<'a>, usize), 
         return Ok((all, 0));
     }
     let asked = for_each(&all, |one| ask(plan, one));
-    let mut silent = 0;
-    for line in asked.iter().filter_map(|asked| asked.as_ref().err()) {
-        silent += 1;
-        out::complain(line);
-    }
+    let with = all.iter().zip(&asked);
+    let silent = with.filter_map(|(one, asked)| asked.as_ref().err().map(|line| (*one, line)));
+    let silent: Vec<_> = silent.collect();
+    silent.iter().for_each(|(_, line)| out::complain(line));
     let those = |which: Standing| -> Servers<'a> {
         let with = all.iter().zip(&asked);
         with.filter(|(_, asked)| asked.as_ref() == Ok(&which))
@@ -92,7 +91,7 @@ pub fn stop<'a>(plan: &'a Plan, no_drain: bool) -> Result<(Servers<'a>, usize), 
         return Err(not_stopped(plan, "interrupted"));
     }
     if leaders.is_empty() && !no_drain {
-        return match (standbys.len(), silent) {
+        return match (standbys.len(), silent.len()) {
             (0, 0) => Ok((all, 0)),
             _ => Err(not_stopped(
                 plan,
@@ -113,12 +112,33 @@ pub fn stop<'a>(plan: &'a Plan, no_drain: bool) -> Result<(Servers<'a>, usize), 
         }
     }
     match failed {
-        0 => Ok((leaders, silent)),
+        0 if no_drain => {
+            let silent: Vec<_> = silent.into_iter().map(|(one, _)| one).collect();
+            let left = end_silent(plan, &silent);
+            Ok((leaders, left))
+        }
+        0 => Ok((leaders, silent.len())),
         _ => Err(not_stopped(
             plan,
             "a server that stands by would take over; try again",
         )),
     }
+}
+
+/// Ends those that run and do not answer; how many are left, each of which is named.
+fn end_silent(plan: &Plan, silent: &Servers<'_>) -> usize {
+    let ended = for_each(silent, |one| order(plan, one, "--end-silent"));
+    let mut left = 0;
+    for said in ended {
+        match said {
+            Ok(line) => out::print(&format!("{line}\n")),
+            Err(line) => {
+                left += 1;
+                out::complain(&format!("{line}; it may still run"));
+            }
+        }
+    }
+    left
 }
 
 fn not_stopped(plan: &Plan, why: &str) -> Failure {
