@@ -73,10 +73,12 @@ class Violation(Exception):
 class Register:
     """The values that something may have, since when."""
 
-    __slots__ = ("spans", "cutting", "cut")
+    __slots__ = ("spans", "cutting", "cut", "unsynced")
 
-    def __init__(self, value, tick=0):
+    def __init__(self, value, tick=0, goes_back=False):
         self.spans = [(tick, frozenset([value]))]
+        # What it has had since the last fsync; None of what no loss of a node takes back.
+        self.unsynced = {value} if goes_back else None
         self.cutting, self.cut = False, -1
 
     def now(self):
@@ -93,6 +95,8 @@ class Register:
     def put(self, tick, values, oldest):
         """From now on one of these. What nobody who looks has begun to see is forgotten."""
         self.spans.append((tick, frozenset(values)))
+        if self.unsynced is not None:
+            self.unsynced |= values
         while len(self.spans) > 1 and self.spans[1][0] <= oldest:
             self.spans.pop(0)
 
@@ -104,6 +108,11 @@ class Register:
                 break
             seen |= self.spans[at - 1][1]
         return seen
+
+    def taken_back(self):
+        """What it may be when a node goes that has it: nothing since the last fsync is sure. A hole, where it was not there then
+        and something behind it was written later."""
+        return self.unsynced | {0} if None in self.unsynced else self.unsynced
 
     def was_cut(self, since):
         """Whether a truncation of it is under way, or ended after then."""
@@ -127,17 +136,28 @@ class Story:
 
 
 class File:
+    # While a node may be given up: what is written may be there, or what the last fsync has promised.
+    goes_back = False
+
     def __init__(self, number):
         self.number, self.cells, self.busy = number, [], None
         self.fsynced, self.story = {}, Story()
 
     def cell(self, place):
         while len(self.cells) <= place:
-            self.cells.append(Register(None))
+            self.cells.append(Register(None, goes_back=True))
         return self.cells[place]
 
     def window(self, place, since):
-        return self.cells[place].window(since) if place < len(self.cells) else {None}
+        if place >= len(self.cells):
+            return {None}
+        window = self.cells[place].window(since)
+        return window | self.cells[place].taken_back() if File.goes_back else window
+
+    def promise(self):
+        """An fsync was answered: nothing from before can be the file again."""
+        for register in self.cells:
+            register.unsynced = set(register.now())
 
     def sure(self):
         return all(register.sure() for register in self.cells)
@@ -157,7 +177,11 @@ class Log:
 
     def __init__(self, path):
         self.path, self.answered, self.begun, self.unanswered = path, {}, {}, 0
-        self.bytes = 0
+        self.bytes, self.promised = 0, set()
+
+    def promise(self, keys, since):
+        """An fsync that began then was answered, of whoever wrote these."""
+        self.promised.update(keys, (key for key, tick in self.answered.items() if tick <= since))
 
 
 class Account:
@@ -199,6 +223,17 @@ class Account:
         for (register, _), values in zip(changes, before):
             self.cut(register)
             self.put(register, values)
+
+    def take_back(self):
+        """A node may have been given up: each file is what it was, or what its last fsync has promised."""
+        self.next_tick()
+        for file in self.files.values():
+            for register in file.cells:
+                if register.taken_back() - register.now():
+                    self.put(register, register.now() | register.taken_back())
+        for log in self.logs.values():
+            log.answered = {key: tick for key, tick in log.answered.items() if key in log.promised}
+            log.unanswered += 1
 
     def cut(self, register):
         """If it was being cut, that is over."""
@@ -244,7 +279,7 @@ class Account:
             lost = f"; {fsynced} was fsynced" if fsynced is not None and fsynced in window else ""
             raise Violation(f"cell {place} of file {file.number} is {told([value])}, and may be {told(window)}{lost}"
                             f"{file.story.told(f'file {file.number}')}")
-        if register and not register.sure() and register.unmoved(since) and file.busy is None:
+        if register and not register.sure() and register.unmoved(since) and file.busy is None and not File.goes_back:
             # Seen once, it must stay so.
             self.next_tick()
             self.put(register, {value})
@@ -370,12 +405,12 @@ class Account:
             places[key], last[stream] = offset, number
             if place and key in log.answered and places.get((stream, number - 1)) != offset - RECORD:
                 raise Violation(f"{log.path}: an append of {count} records is torn before record {number} of stream {stream}, at {offset}")
-        missing = [key for key, tick in log.answered.items() if tick <= since and key not in places]
+        missing = [key for key, tick in log.answered.items() if tick <= since and key not in places and (not File.goes_back or key in log.promised)]
         if missing:
             stream, number = min(missing)
             raise Violation(f"{log.path}: {len(missing)} answered records are lost, such as {number} of stream {stream}; "
                             f"{len(found)} are there")
-        if other and not log.unanswered and not self._appending(log, since):
+        if other and not log.unanswered and not File.goes_back and not self._appending(log, since):
             raise Violation(f"{log.path}: {other} bytes are no record")
 
     def _appending(self, log, since):

@@ -29,7 +29,7 @@ from pathlib import Path
 
 from account import Violation, parse_cells, parse_records
 from cluster import ROOT, Failure, cluster, say
-from faults import DATA_FAULTS, FAULTS, Faults
+from faults import DATA_FAULTS, FAULTS, STANDBY_FAULTS, Faults
 from machine import clean_exit_on_signals, run, workspace
 from planner import FOLDERS, LOG_FOLDER, SLOT_FOLDER, Planner
 from selftest import self_test
@@ -39,6 +39,8 @@ PATIENCE_S = 150
 LEASE_S = 8
 # Files have to move: less memory than the programs write, and not much flash.
 DRAM, FLASH = "24MiB", "96MiB"
+# All that the programs have does not fit.
+TIGHT_DRAM, TIGHT_FLASH = "1MiB", "2MiB"
 BEHIND = """
 [demotion]
 idle_after = "500ms"
@@ -285,8 +287,9 @@ def perform(args):
         base.chmod(0o755)
         print(f"campaign: seed {args.seed}, {args.seconds} s, {args.clients} clients with {PROGRAMS_OF_EACH} programs each, "
               f"faults {','.join(args.faults)}", flush=True)
-        with cluster(args.forebay, base, args.clients, DRAM, FLASH, lease=f"{LEASE_S}s", behind=BEHIND,
-                     data_servers=args.data_servers) as running:
+        dram, flash = (TIGHT_DRAM, TIGHT_FLASH) if args.tight else (DRAM, FLASH)
+        with cluster(args.forebay, base, args.clients, dram, flash, lease=f"{LEASE_S}s", behind=BEHIND,
+                     data_servers=args.data_servers, replicas=args.replicas, standby=args.standby) as running:
             campaign = Campaign(args, running)
             try:
                 campaign.go()
@@ -315,13 +318,17 @@ def arguments():
     parser.add_argument("--seconds", type=int, default=1800, help="for how long (1800)")
     parser.add_argument("--clients", type=int, default=4, help="nodes with a mount (4)")
     parser.add_argument("--seed", type=int, help="decides faults and operations")
-    parser.add_argument("--faults", help=f"a comma-separated list of {', '.join(FAULTS)}, with data servers also {', '.join(DATA_FAULTS)}, or none (all)")
+    parser.add_argument("--faults", help=f"a comma-separated list of {', '.join(FAULTS)}, with data servers also {', '.join(DATA_FAULTS)}, with --standby also {', '.join(STANDBY_FAULTS)}, or none (all)")
     parser.add_argument("--data-servers", action="store_true", help="each node holds data, too, and its data server is killed or stands still")
+    parser.add_argument("--replicas", type=int, default=1, choices=(1, 2), help="2: data servers in racks of their own, and the level replica (1)")
+    parser.add_argument("--standby", action="store_true", help="data servers, etcd, and a second metadata server that takes over")
+    parser.add_argument("--tight", action="store_true", help="tiers that do not hold what the programs write")
     parser.add_argument("--grow-mapped", action="store_true", help="also make files longer and shorter that another node has mapped")
     parser.add_argument("--self-test", action="store_true", help="wrong histories, each of which must be found")
     args = parser.parse_args()
     args.forebay = args.forebay.resolve()
-    known = [*FAULTS, *(DATA_FAULTS if args.data_servers else ())]
+    args.data_servers |= args.replicas > 1 or args.standby
+    known = [*FAULTS, *(STANDBY_FAULTS if args.standby else ()), *(DATA_FAULTS if args.data_servers else ())]
     args.faults = args.faults.split(",") if args.faults else known
     if unknown := set(args.faults) - {*known, "none"}:
         parser.error(f"no such faults: {', '.join(sorted(unknown))}; there are {', '.join(known)}")

@@ -10,11 +10,19 @@ from machine import Failure, run
 FAULTS = ("links", "reset", "stop", "kill", "fence", "client")
 # The same where each node holds data.
 DATA_FAULTS = ("holder", "silent", "both")
+# And with a metadata server that stands by.
+STANDBY_FAULTS = ("replaced",)
 # A client's session lives on: longest time without a word, against a lease of 8 s.
 WITHIN_LEASE_S = 3.0
+# Far from the 4 s after which a data server is given up where files have second copies.
+WITHIN_PATIENCE_S = 2.0
 BEYOND_LEASE_S = (9.0, 14.0)
 # After the fault: the client finds out that its session is gone, and begins anew.
 AFTERWARDS_S = 5.0
+# The same where a data server is given up meanwhile, or another metadata server takes over.
+GIVEN_UP_WITHIN_S = 10.0
+TAKES_OVER_WITHIN_S = 20.0
+STOOD_STILL_S = (12.0, 40.0)
 # A dead client: its lease, and what it had asked for.
 FORGETS_WITHIN_S = 60.0
 HISTORY = 30
@@ -58,6 +66,22 @@ class Faults:
             for excuse in excuses:
                 self.planner.excuse_ends(excuse)
 
+    def nodes_go(self):
+        """With second copies a data server that is silent is given up, and then files go back to what fsync has promised. An
+        append that is under way would go behind that."""
+        if self.campaign.args.replicas > 1:
+            with self.lock:
+                self.planner.nodes_go()
+            self.campaign.until("no append is under way", lambda: not self.planner.appends())
+
+    def afterwards(self, seconds=AFTERWARDS_S):
+        """Until nothing comes of the fault any more."""
+        self.cluster.follow()
+        self.campaign.wait(seconds + (GIVEN_UP_WITHIN_S if self.campaign.args.replicas > 1 else 0.0))
+        with self.lock:
+            if self.campaign.args.replicas > 1:
+                self.planner.nodes_are_back()
+
     # -- each of them -----------------------------------------------------------------------------------------------
 
     def do_none(self):
@@ -66,7 +90,7 @@ class Faults:
     def do_links(self, seconds=None, clients=None):
         """For less than the lease: nobody is told anything. Sockets may be reset meanwhile."""
         clients = clients or self.some()
-        seconds = seconds or self.random.uniform(0.1, WITHIN_LEASE_S)
+        seconds = seconds or self.random.uniform(0.1, WITHIN_LEASE_S if self.campaign.args.replicas == 1 else WITHIN_PATIENCE_S)
         self.tell(f"links of clients {clients} cut for {seconds:.1f} s")
         self.under_way = True
         for client in clients:
@@ -91,6 +115,7 @@ class Faults:
         seconds = self.random.uniform(0.2, WITHIN_LEASE_S)
         if self.random.random() < 0.25:
             self.tell(f"the server stopped for {seconds:.1f} s")
+            self.cluster.follow()
             pids = [self.cluster.pid()]
         else:
             clients = self.some()
@@ -117,6 +142,7 @@ class Faults:
         self.cluster.kill_server()
         self.undo.append(self.cluster.start_server)
         self.lasting(seconds)
+        self.cluster.follow()
         self.campaign.wait(AFTERWARDS_S)
         self.over(excuses)
 
@@ -131,11 +157,12 @@ class Faults:
         self.under_way = True
         # Whether an append under way has happened is not known.
         excuses = self.excused([None], "a data server was killed")
+        self.nodes_go()
         for server in servers:
             self.cluster.kill_data(server)
             self.undo.append(lambda server=server: self.cluster.start_data(server))
         self.lasting(seconds)
-        self.campaign.wait(AFTERWARDS_S)
+        self.afterwards()
         self.over(excuses)
 
     def do_silent(self):
@@ -144,9 +171,10 @@ class Faults:
         self.tell(f"data servers {servers} stopped for {seconds:.1f} s")
         self.under_way = True
         excuses = self.excused([None], "a data server was silent")
+        self.nodes_go()
         self.stop([self.cluster.data_pid(server) for server in servers])
         self.lasting(seconds)
-        self.campaign.wait(AFTERWARDS_S)
+        self.afterwards()
         self.over(excuses)
 
     def do_both(self):
@@ -157,6 +185,7 @@ class Faults:
         self.tell(f"data servers {servers} and the server killed; {'data servers' if first else 'the server'} started first, then after {seconds} s")
         self.under_way = True
         excuses = self.excused([None], "the server was killed")
+        self.nodes_go()
         for server in servers:
             self.cluster.kill_data(server)
         self.cluster.kill_server()
@@ -165,7 +194,22 @@ class Faults:
         for start in back if first else [self.cluster.start_server]:
             start()
         self.lasting(seconds)
-        self.campaign.wait(AFTERWARDS_S + 5.0)
+        self.afterwards(AFTERWARDS_S + 5.0)
+        self.over(excuses)
+
+    def do_replaced(self):
+        """The metadata server that leads stands still until the other one leads, and for a while longer."""
+        seconds = self.random.uniform(*STOOD_STILL_S)
+        self.cluster.follow()
+        pid = self.cluster.pid()
+        self.tell(f"the metadata server in {self.cluster.state.name} stopped, and continued after {seconds:.1f} s")
+        self.under_way = True
+        excuses = self.excused([None], "the server was replaced")
+        self.stop([pid])
+        self.lasting(seconds)
+        self.afterwards(TAKES_OVER_WITHIN_S)
+        if self.cluster.pid() == pid:
+            raise Failure(f"nobody has taken over within {seconds:.1f} s")
         self.over(excuses)
 
     def do_fence(self):
@@ -177,12 +221,17 @@ class Faults:
         # With its node, who uses files there loses a data server.
         concerns = [None] if self.campaign.args.data_servers and not stops else [client]
         excuses = self.excused(concerns, "it was silent for longer than the lease")
+        if concerns == [None]:
+            self.nodes_go()
         if stops:
             self.stop([self.cluster.mount_pid(self.cluster.mounts[client])])
         else:
             self.cut(self.cluster.clients[client])
         self.lasting(seconds)
-        self.campaign.wait(AFTERWARDS_S)
+        if concerns == [None]:
+            self.afterwards()
+        else:
+            self.campaign.wait(AFTERWARDS_S)
         self.over(excuses)
 
     def do_client(self):

@@ -51,6 +51,7 @@ class Planner:
     def __init__(self, seed, grow_mapped=False):
         self.random, self.account, self.grow_mapped = random.Random(seed), Account(), grow_mapped
         self.programs, self.excuses, self.violations = {}, [], []
+        self.settled_since = -1  # fsyncs from before say nothing; for ever, while a node is away
         self.mode = "run"  # or "rest", "audit", "end"
         self.resting = set()  # clients without a mount
         self.dead = {}  # what was asked by mounts that were killed, and may still happen
@@ -338,12 +339,30 @@ class Planner:
 
     def finish_written(self, ticket, _told):
         if ticket.plan.get("sync"):
-            self.note_fsync(ticket.plan["file"])
+            self.note_fsync(ticket.plan["file"], ticket.since)
 
-    def note_fsync(self, number):
+    def note_fsync(self, number, since):
         file = self.account.files.get(number)
-        if file and file.sure():
-            file.fsynced = {at: register.only() for at, register in enumerate(file.cells)}
+        if not file or not file.sure():
+            return
+        file.fsynced = {at: register.only() for at, register in enumerate(file.cells)}
+        names = [name.path for name in self.account.names.values() if number in name.value.window(since)]
+        # The level `memory` promises nothing against the loss of a node; who had the file meanwhile, an answer does not say.
+        if names and not any(path.startswith("mem/") for path in names) and self.settled_since < since:
+            file.promise()
+
+    def nodes_go(self):
+        """From now on a data server may be given up, and its files go back to what was fsynced."""
+        File.goes_back, self.settled_since = True, float("inf")
+
+    def nodes_are_back(self):
+        File.goes_back = False
+        self.account.take_back()
+        self.settled_since = self.account.next_tick()
+
+    def appends(self):
+        """Whether some append is under way: it would go behind another end than the account believes."""
+        return any(program.ticket and program.ticket.plan["do"] == "append" for program in self.programs.values())
 
     def plan_rename(self, program):
         old, file, before = self.name_with_file(program)
@@ -412,7 +431,7 @@ class Planner:
             return before
         size, version = file.size(), self.version()
         count = min(self.random.randrange(1, 20), CELLS_MAX - size)
-        if count < 1 or not self.may_resize(program, file):
+        if count < 1 or File.goes_back or not self.may_resize(program, file):
             return None
         ticket = self.ticket(program, "append", path=name.path, file=file.number, first=size, cells=count, version=version,
                              sync=self.random.random() < 0.3)
@@ -456,6 +475,8 @@ class Planner:
             tick = self.account.next_tick()
             for key in keys:
                 log.answered[key] = tick
+            if ticket.plan["sync"] and not File.goes_back and self.settled_since < ticket.since:
+                log.promise(keys, ticket.since)
         ticket.finish = finish
         return ticket
 
@@ -602,7 +623,7 @@ class Planner:
             return None
         ticket = self.ticket(program, "fsync", slot=slot, file=file.number)
         ticket.locked = [file]
-        ticket.finish = lambda _ticket, _told: self.note_fsync(file.number)
+        ticket.finish = lambda ticket, _told: self.note_fsync(file.number, ticket.since)
         return ticket
 
     def plan_truncate_held(self, program):

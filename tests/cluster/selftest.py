@@ -218,11 +218,47 @@ def excused_error(_case):
     failing(116, excused=True)
 
 
-RIGHT = (right, excused_error)
+def gone_with_a_node(case):
+    """What was fsynced is there, and nothing that was written later, as when the server that has it is given up."""
+    case.file.promise()
+    case.change((case.file.cell(1), 2), (case.file.cell(2), 2))
+    case.append(0)
+    case.log.promise([], case.account.tick)
+    case.append(1)
+    case.account.take_back()
+    case.read(content(1, 1))
+    case.read_log(record(7, 0, 0, 1))
+
+
+def gone_though_promised(case):
+    case.change((case.file.cell(1), 2))
+    case.file.promise()
+    case.account.take_back()
+    case.read(content(1, 1))
+
+
+def record_gone_though_promised(case):
+    case.append(0)
+    case.log.promise([], case.account.tick)
+    case.account.take_back()
+    case.read_log(b"")
+
+
+def back_again_with_a_node(case):
+    """What was given up is not the file again once somebody has seen it."""
+    case.file.promise()
+    case.change((case.file.cell(1), 2))
+    case.account.take_back()
+    case.read(content(1, 1))
+    case.read(content(1, 2))
+
+
+RIGHT = (right, excused_error, gone_with_a_node)
 WRONG = (stale_read, lost_fsync, shorter, longer, torn_at_rest, torn_with_something_else, back_again, late_duplicate,
          other_files_content, another_place, name_lost, unlinked_and_there, renamed_and_not_there, renamed_and_still_there, old_size,
          old_links, listed_though_gone, not_listed, listed_twice, append_twice, unanswered_append_twice, append_lost, append_torn,
-         append_overwritten, append_out_of_order, append_of_nobody, error_without_a_reason, error_that_nothing_excuses)
+         append_overwritten, append_out_of_order, append_of_nobody, error_without_a_reason, error_that_nothing_excuses,
+         gone_though_promised, record_gone_though_promised, back_again_with_a_node)
 
 
 def self_test():
