@@ -3,12 +3,12 @@
 mod common;
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicI64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use forebay_server::{HolderWay, Instance, Settings};
 use forebay_types::{Errno, Ino};
-use forebay_wire::{Connection, OUT_OF_REACH, Reply, Request};
+use forebay_wire::{Connection, OUT_OF_REACH, ObjectCall, Reply, Request};
 
 use common::{Running, Scratch, me, settings_with_holder};
 
@@ -153,4 +153,65 @@ fn the_size_of_what_was_closed_while_its_node_was_away_is_not_taken_from_the_rec
     flaky.away.store(0, Ordering::Release);
     assert_eq!(size(), Ok(8000));
     drop(running);
+}
+
+/// A data server that goes silent in the middle of a flush of all it has, and is back at once.
+struct GoesInFlushes {
+    inner: HolderWay,
+    goes: AtomicBool,
+    flushes: AtomicUsize,
+}
+
+impl Connection for GoesInFlushes {
+    fn call(&self, request: Request, payload: &[u8], into: &mut [u8]) -> Result<Reply, Errno> {
+        if matches!(request, Request::Object(ObjectCall::SyncAll(_))) {
+            self.flushes.fetch_add(1, Ordering::AcqRel);
+            if self.goes.load(Ordering::Acquire) {
+                return Err(Errno::ENOTCONN);
+            }
+        }
+        self.inner.0.call(request, payload, into)
+    }
+
+    fn is_answering(&self) -> bool {
+        true
+    }
+
+    fn hands_over_descriptors(&self) -> bool {
+        false
+    }
+}
+
+#[test]
+fn a_node_that_goes_while_removed_objects_are_forgotten_is_no_error() {
+    let scratch = Scratch::new();
+    let mut settings = settings_with_holder(scratch.path(), 64 << 20);
+    settings.ssd.clear();
+    settings.dram_bytes = None;
+    let way = Arc::new(GoesInFlushes {
+        inner: settings.holders[0].way.clone(),
+        goes: AtomicBool::new(false),
+        flushes: AtomicUsize::new(0),
+    });
+    settings.holders[0].way = HolderWay(way.clone());
+    let running = Running::start(&settings, false);
+    running.put(b"f", &content(1));
+    way.goes.store(true, Ordering::Release);
+    let unlinked = running.client.unlink(Ino::ROOT, b"f", me());
+    unlinked.expect("unlink");
+    let is_flushed = |count| {
+        let begun = std::time::Instant::now();
+        while way.flushes.load(Ordering::Acquire) < count {
+            assert!(begun.elapsed() < common::PATIENCE, "no flush");
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    };
+    let before = way.flushes.load(Ordering::Acquire);
+    is_flushed(before + 1);
+    // The report would come right after the answer.
+    std::thread::sleep(Duration::from_millis(100));
+    let errors = running.status().errors;
+    assert!(errors.is_empty(), "{errors:?}");
+    way.goes.store(false, Ordering::Release);
+    running.instance.stop();
 }

@@ -140,11 +140,8 @@ impl Files {
             return Ok(());
         }
         let synced = flash.iter().try_for_each(|tier| tier.sync_all());
-        if let Err(error) = &synced
-            && is_out_of_reach(error)
-            && flash.iter().any(|tier| !tier.is_answering())
-        {
-            // Its node went meanwhile.
+        if synced.as_ref().is_err_and(is_out_of_reach) {
+            // It has gone meanwhile.
             self.removed.lock().extend(removed);
             return Ok(());
         }
