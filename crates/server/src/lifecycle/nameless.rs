@@ -57,7 +57,12 @@ impl Lifecycle {
         self.buffer
             .arrive(file.object, tier, stat.allocated_bytes, true);
         self.buffer.ledger().set_nameless(file.object, true);
-        if let Some((shadow, _)) = file.lock().residency.shadow {
+        // Not in the condition of an `if`: that would keep the lock, and the path of the file
+        // takes it.
+        let shadow = file.lock().residency.shadow;
+        if let Some((shadow, _)) = shadow
+            && !self.buffer.tiers().is_out_of_reach(shadow)
+        {
             self.book_found_shadow(file, shadow);
         }
         true
