@@ -15,7 +15,8 @@ class Churn:
     """Moves files in a thread of its own, from the beginning of the block to its end."""
 
     def __init__(self, here, path):
-        self._here, self._path = here, path
+        # Whoever uses the file is on the first node, where there are several.
+        self._here, self._path = here, here.elsewhere(path)
         self._end = threading.Event()
         self._thread = threading.Thread(target=self._work, name="churn")
         self._error = None
@@ -54,7 +55,8 @@ class Churn:
             self._move(command, self._path)
         for command in (["stage-out", "--wait"], ["release"], ["stage-in"]):
             self._move(command, neighbour)
-        if neighbour.read_bytes() != content:
+        from_another = self._here.mounts[-1] / neighbour.relative_to(self._here.mounts[1 % len(self._here.mounts)])
+        if from_another.read_bytes() != content:
             raise Failure(f"{neighbour} has not the content that was written")
 
     def _move(self, command, path):

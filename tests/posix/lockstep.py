@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
 """Random operations on one file through two mounts of one burst buffer, against a model in memory.
 
-    python3 tests/posix/lockstep.py [--forebay BIN] [--seeds 10] [--seed 1] [--operations 20000]
+    python3 tests/posix/lockstep.py [--forebay BIN] [--seeds 10] [--seed 1] [--operations 20000] [--nodes]
 
 One operation at a time, each on a mount of its own choice: what one mount has done, the other must show at once. The
 mounts reach the server by TCP, as those of two nodes do. Meanwhile the file is drained, evicted and brought back.
-`--folders A,B` compares two folders that are there already. Needs root. Exits 3 at the first difference, which it names
+With `--nodes` there are three nodes with a mount and a data server each. `--folders A,B` compares two folders that are there already. Needs root. Exits 3 at the first difference, which it names
 with its seed and the operations before it.
 """
 
@@ -20,8 +20,9 @@ import sys
 import time
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts"))
+sys.path[:0] = [str(Path(__file__).resolve().parents[2] / "scripts"), str(Path(__file__).resolve().parents[1] / "cluster")]
 
+from cluster import cluster  # noqa: E402
 from machine import GIB, KIB, ROOT, Failure, Network, clean_exit_on_signals, run, unmount_below, workspace  # noqa: E402
 
 FILE_BYTES_MAX = 512 * KIB
@@ -304,6 +305,7 @@ def arguments():
     parser.add_argument("--operations", type=int, default=20_000, help="of each seed (20000)")
     parser.add_argument("--folders", type=lambda text: [Path(part) for part in text.split(",")], metavar="A,B",
                         help="two folders that show the same, instead of mounts")
+    parser.add_argument("--nodes", action="store_true", help="three nodes with a mount and a data server each")
     args = parser.parse_args()
     args.forebay = args.forebay.resolve()
     return args
@@ -312,6 +314,9 @@ def arguments():
 def on_mounts(args):
     if os.geteuid() != 0:
         raise Failure("it mounts file systems of its own, which only root may")
+    if args.nodes:
+        on_nodes(args)
+        return
     with workspace("lockstep-") as base:
         pfs = base / "pfs"
         pfs.mkdir()
@@ -329,6 +334,15 @@ def on_mounts(args):
                 network.finish()
         finally:
             unmount_below(pfs)
+
+
+def on_nodes(args):
+    """Which node has the file is who made it, or who wrote when there was room."""
+    with workspace("lockstep-") as base, cluster(args.forebay, base, 3, "64MiB", "256MiB", data_servers=True) as running:
+        compare(running.mounts, args, mover(args.forebay))
+        if errors := running.status()["errors"]:
+            raise Failure(f"status shows {errors[:3]}")
+        running.finish()
 
 
 def too_long(_signal, _frame):

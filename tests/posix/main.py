@@ -2,7 +2,8 @@
 """Runs POSIX suites against a real Forebay in front of an ext4 of its own, in the ways it serves files.
 
 `passthrough`: the kernel reads and writes the objects by itself. `requests`: every read and write is a request, and the
-tiers are so small that files have to move. `network`: the same behind a server that the mount reaches by TCP. Needs root;
+tiers are so small that files have to move. `network`: the same behind a server that the mount reaches by TCP. `nodes`: three
+nodes with a mount and a data server each; cases of pjdfstest go round the mounts, and fsx is beside steps on all three. Needs root;
 README.md beside this file says what runs and how it is judged.
 """
 
@@ -22,7 +23,7 @@ from suites import ALL, HERE, SHORT
 
 from machine import ROOT, Failure, clean_exit_on_signals, workspace
 
-WAYS = ("passthrough", "requests", "network")
+WAYS = ("passthrough", "requests", "network", "nodes")
 # Without being told: on one node.
 USUAL_WAYS = WAYS[:2]
 # Built elsewhere; they run only where their folder is given.

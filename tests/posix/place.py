@@ -13,6 +13,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts"))
 from loopext4 import loop_ext4, say  # noqa: E402, F401
 from machine import GIB, Failure, Forebay, Network  # noqa: E402
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "cluster"))
+
+from cluster import cluster  # noqa: E402
+
 # Sparse: they take what is written.
 PFS_BYTES = 16 * GIB
 FLASH_BYTES = 48 * GIB
@@ -26,6 +30,7 @@ class Place:
     def __init__(self, way, forebay, pfs, other):
         self.way, self.forebay, self.pfs, self.other = way, forebay, pfs, other
         self.mount = forebay.mount
+        self.mounts = [self.mount]
 
     def folder(self, name):
         """A new folder, through the mount and on the PFS, open to everybody."""
@@ -33,6 +38,11 @@ class Place:
         folder.mkdir()
         folder.chmod(0o755)
         return folder, self.pfs / name
+
+    def elsewhere(self, path, steps=1):
+        """The same as another node sees it; with one mount, the path itself."""
+        other = self.mounts[steps % len(self.mounts)]
+        return other / path.relative_to(self.mount)
 
     def drain(self, path):
         self.forebay.command("stage-out", "--wait", path)
@@ -55,6 +65,23 @@ def network(binary, base, pfs, flash):
                    tiers=f'dram = "96MiB"\nssd = ["{flash}:256MiB"]')
 
 
+# Beside the metadata server; on each of them a mount and a data server.
+NODES = 3
+
+
+@contextlib.contextmanager
+def on_nodes(base, binary, other):
+    """Three nodes with a mount and a data server each, and a metadata server; the suites see the mount of the first node.
+
+    The files lie on the nodes of who writes them, where the tiers of a node have room."""
+    tiers = {"dram": "96MiB", "flash_size": "256MiB"}
+    with cluster(binary, base, NODES, **tiers, settings='durability = "pfs"', data_servers=True) as running:
+        here = Place("nodes", running, running.pfs, other)
+        here.mounts = running.mounts
+        yield here
+        running.finish()
+
+
 @contextlib.contextmanager
 def place(base, binary, way):
     """A burst buffer that serves in this way, until the end of the block; then everything is on the PFS."""
@@ -63,6 +90,12 @@ def place(base, binary, way):
     base.mkdir()
     other = base / "other"
     other.mkdir()
+    if way == "nodes":
+        base = base / "n"
+        base.mkdir()
+        with on_nodes(base, binary, other) as here:
+            yield here
+        return
     with loop_ext4(base, "pfs", PFS_BYTES) as pfs, loop_ext4(base, "flash", FLASH_BYTES) as flash:
         if way == "network":
             forebay = network(binary, base, pfs, flash)

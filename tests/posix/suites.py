@@ -1,7 +1,11 @@
 """The suites, and how each is judged. Every one gets a place and says what it found; `Failure` means that it failed."""
 
+import concurrent.futures
+import contextlib
+import os
 import re
 import shutil
+import threading
 import time
 
 from churn import Churn
@@ -23,8 +27,13 @@ def pjdfstest(here, args):
     if len(str(here.mount)) + PJDFSTEST_ADDS_BYTES > SOCKET_PATH_BYTES_MAX:
         raise Failure(f"{here.mount} is too long for sockets in it: choose a shorter --work")
     folder, _ = here.folder("pjd")
-    expected, found = (run_pjdfstest(here, args, path) for path in (bare, folder))
-    problems = [f"{case}: {text}" for case, text in sorted(found.items()) if text not in ("ok", "skipped")]
+    expected = run_pjdfstest(here, args, bare)
+    # On each node, side by side, while the other ones look at all there is: what they believe has to be recalled.
+    folders = [folder] if len(here.mounts) == 1 else own_folders(here, folder)
+    with looked_at(here, folder), concurrent.futures.ThreadPoolExecutor(len(folders)) as each:
+        all_found = list(each.map(lambda path: run_pjdfstest(here, args, path), folders))
+    problems = [f"{case}: {text}" for found in all_found for case, text in sorted(found.items()) if text not in ("ok", "skipped")]
+    found = all_found[0]
     skipped = {case for case, text in found.items() if text == "skipped" and expected.get(case) != "skipped"}
     excluded = args.exclusions["pjdfstest"]
     problems += [f"{case}: skipped here, but not on the PFS itself" for case in sorted(skipped - set(excluded))]
@@ -34,7 +43,40 @@ def pjdfstest(here, args):
         raise Failure("; ".join(problems))
     count = {text: sum(1 for each in found.values() if each == text) for text in ("ok", "skipped")}
     bare_ok = sum(1 for each in expected.values() if each == "ok")
-    return {"passed": count["ok"], "skipped": count["skipped"], "passed_on_pfs": bare_ok}
+    return {"passed": count["ok"], "skipped": count["skipped"], "passed_on_pfs": bare_ok, "nodes": len(folders)}
+
+
+def own_folders(here, folder):
+    """One for each node, as that sees it."""
+    found = []
+    for number, mount in enumerate(here.mounts):
+        (folder / f"{number}").mkdir(mode=0o755)
+        found.append(mount / folder.name / f"{number}")
+    return found
+
+
+@contextlib.contextmanager
+def looked_at(here, folder):
+    """Each node but the first lists the folder, and asks for the attributes of what is there, all the time."""
+    over = threading.Event()
+
+    def look(at):
+        while not over.wait(0.05):
+            for parent, dirs, files in os.walk(at, onerror=lambda _: None):
+                for name in (*dirs, *files):
+                    # Most of it is gone again, or may not be seen.
+                    with contextlib.suppress(OSError):
+                        os.lstat(os.path.join(parent, name))
+
+    lookers = [threading.Thread(target=look, args=(mount / folder.name,)) for mount in here.mounts[1:]]
+    for looker in lookers:
+        looker.start()
+    try:
+        yield
+    finally:
+        over.set()
+        for looker in lookers:
+            looker.join()
 
 
 def run_pjdfstest(here, args, path):
@@ -78,6 +120,9 @@ def fsx(here, args):
 def same_after_drain(here, path, on_pfs):
     """The file has the same content through the mount and, drained, on the PFS, and once more read from there."""
     content = path.read_bytes()
+    for steps in range(1, len(here.mounts)):
+        if here.elsewhere(path, steps).read_bytes() != content:
+            raise Failure(f"{path.name}: node {steps + 1} sees another content")
     here.drain(path)
     if on_pfs.read_bytes() != content:
         raise Failure(f"{path.name}: the PFS has another content after the drain")
