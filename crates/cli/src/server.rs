@@ -3,9 +3,9 @@
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Duration;
 
 use clap::Args;
+use forebay_policy::patience::STANDBY_DATA_SERVERS;
 use forebay_server::{Instance, ServerStore, StoreSetting};
 use forebay_wire::Key;
 use forebay_wire::net::{NetServer, NetServerConfig};
@@ -21,10 +21,6 @@ use crate::up::settle::Plan;
 use crate::up::supervisor::Supervisor;
 use crate::up::{resources, start_planned, tiers};
 use crate::usage;
-
-/// So long a metadata server waits at its start for a data server that does not answer, where
-/// another takes over by itself: mounts wait for it. One that comes later is taken in then.
-const STANDBY_PATIENCE: Duration = Duration::from_secs(3);
 
 /// Serves a burst buffer to the mounts of many nodes
 #[derive(Args)]
@@ -98,7 +94,7 @@ fn start(args: &ServerArgs, readiness: &mut Readiness) -> Result<Exit, Failure> 
     let boot = std::env::var(BOOT_ID).ok();
     plan.settings.boot_id = boot.filter(|id| !id.is_empty());
     if cluster.has_standby() {
-        plan.settings.wait_for_holders = STANDBY_PATIENCE;
+        plan.settings.wait_for_holders = STANDBY_DATA_SERVERS;
     }
     let front = Network {
         cluster,

@@ -35,3 +35,11 @@ pub const DATA_SERVERS_LOOK: Duration = Duration::from_secs(1);
 pub const START_ANEW_FIRST: Duration = Duration::from_secs(5);
 /// A start anew that was ordered, and could not be, is ordered again after this.
 pub const START_ANEW_AGAIN: Duration = Duration::from_secs(10);
+
+/// Where another metadata server takes over by itself a hold on the records ends after this:
+/// programs wait for that. It is longer than an election in etcd takes, and than the store's
+/// patience.
+pub const STANDBY_LEASE: Duration = Duration::from_secs(8);
+/// There a start waits for so long for a data server that does not answer: mounts wait for it. One
+/// that comes later is taken in then.
+pub const STANDBY_DATA_SERVERS: Duration = Duration::from_secs(3);

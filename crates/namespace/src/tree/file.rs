@@ -58,6 +58,12 @@ impl File {
         self.state.lock().attr(self.ino)
     }
 
+    /// The same, and whether it is being written in a way that is not seen.
+    pub fn attr_and_writing(&self) -> (Attr, bool) {
+        let state = self.state.lock();
+        (state.attr(self.ino), state.residency.writing)
+    }
+
     /// Path from the root of the mount, or a description of an unlinked file.
     pub fn path(&self) -> Vec<u8> {
         let (name, unnamed) = {

@@ -536,18 +536,18 @@ impl Files {
         // The last writer may have closed it since `attr` was taken: it is in the table until the
         // record has what it wrote. Or the file has been evicted since: then it has no names any
         // more in the burst buffer, but all of them on the PFS.
+        let mut writing = false;
         let (open, changing) = self.buffer.opens().look(attr.ino, |open| {
-            attr = Attr {
-                nlink: attr.nlink,
-                ..file.attr()
-            };
+            let nlink = attr.nlink;
+            (attr, writing) = file.attr_and_writing();
+            attr.nlink = nlink;
             let changing = open.is_some_and(|open: &Arc<OpenFile>| {
                 open.is_written() || open.touched.load(Ordering::Acquire)
             });
             (open.cloned(), changing)
         });
         // Its last close is not on record: it has met the end of its node, or of an earlier server.
-        if !changing && file.lock().residency.writing {
+        if !changing && writing {
             let opened = self.buffer.tiers().open_object(file.tier(), file.object);
             match opened.and_then(|object| object.stat()) {
                 Ok(stat) => grow_to(&mut attr, &stat),

@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 
 use forebay_kv::remote::{Onlooker, TakeOver};
 use forebay_kv::{Batch, Durability, Error, Options, Store};
-use forebay_policy::patience::RECORDS_STORE;
+use forebay_policy::patience::{RECORDS_STORE, STANDBY_LEASE};
 use serde::{Deserialize, Serialize};
 
 use crate::base::settings::ServerStore;
@@ -26,9 +26,6 @@ use crate::starterror::{StartError, failed};
 
 /// The first record of all.
 const OWNER: &[u8] = b"c/owner";
-/// Where another server takes over by itself a hold ends sooner: programs wait for that. It is
-/// longer than an election in etcd takes, and than the store's patience.
-const STANDBY_LEASE: Duration = Duration::from_secs(8);
 const LOOK: Duration = Duration::from_millis(200);
 
 /// Whose the records are.
