@@ -136,14 +136,20 @@ class Faults:
         clients = self.some() if self.random.random() < 0.3 else []
         self.tell(f"the server killed and started after {seconds:.1f} s{f', links of {clients} cut' if clients else ''}")
         self.under_way = True
+        if clients and self.cluster.data_states:
+            # A start takes a node that it cannot reach for one that is away.
+            self.nodes_go()
         for client in clients:
             self.cut(self.cluster.clients[client])
         excuses = self.excused([None], "the server was killed")
         self.cluster.kill_server()
         self.undo.append(self.cluster.start_server)
         self.lasting(seconds)
-        self.cluster.follow()
-        self.campaign.wait(AFTERWARDS_S)
+        if clients and self.cluster.data_states:
+            self.afterwards()
+        else:
+            self.cluster.follow()
+            self.campaign.wait(AFTERWARDS_S)
         self.over(excuses)
 
     def some_data(self):
