@@ -495,9 +495,9 @@ fn a_file_that_is_renamed_goes_on_with_what_was_promised_when_its_server_goes() 
 fn an_fsync_does_not_wait_for_the_rate_of_a_copy_that_is_made_again() {
     let scratch = Scratch::new();
     let mut servers = Servers::new(scratch.path(), &[2, 3, 4]);
-    servers.settings.replica_rate_bytes_per_s = 1 << 20;
+    servers.settings.replica_rate_bytes_per_s = 512 << 10;
     let running = servers.start();
-    let handle = put_synced(&running, b"f", &content(8, 64 << 20));
+    let handle = put_synced(&running, b"f", &content(8, 24 << 20));
     let both = servers_of(&running, b"f");
     let third = (2..5).find(|id| !both.contains(id)).expect("a third");
     servers.way(both[1]).goes_after(0);
