@@ -12,6 +12,7 @@ use forebay_types::{Generation, ObjectId, TierId, failpoint};
 
 use crate::log::Batch;
 use crate::record;
+use crate::tree::FileState;
 use crate::{File, Namespace, NsError};
 
 /// Objects by id, and the tiers in which they are left.
@@ -57,7 +58,13 @@ impl Namespace {
 
     /// A copy of this object, which no record of a file names from now on, is in a tier that does
     /// not answer.
-    pub fn leave_behind(&self, object: ObjectId, tier: TierId) -> Result<(), NsError> {
+    /// Or it is about to be made: one that is there already is on record first.
+    pub fn leave_behind(
+        &self,
+        object: ObjectId,
+        tier: TierId,
+        durability: Durability,
+    ) -> Result<(), NsError> {
         let mut left = self.left.lock();
         let tiers = left.entry(object).or_default();
         if !tiers.contains(&tier) {
@@ -65,7 +72,27 @@ impl Namespace {
         }
         let mut batch = Batch::new();
         batch.put(record::left_key(object), record::encode(tiers)?);
-        Ok(self.store.commit(batch, Durability::Buffered)?)
+        Ok(self.store.commit(batch, durability)?)
+    }
+
+    /// A file has moved to another node: one commit says so, and what is left where it was.
+    pub(crate) fn save_with_left(
+        &self,
+        file: &File,
+        state: &FileState,
+        from: TierId,
+    ) -> Result<(), NsError> {
+        let mut left = self.left.lock();
+        let mut tiers = left.get(&file.object).cloned().unwrap_or_default();
+        let now = state.residency.tier;
+        tiers.retain(|tier| *tier != from && *tier != now);
+        tiers.push(from);
+        let mut batch = Batch::new();
+        self.put_file(&mut batch, file, state)?;
+        batch.put(record::left_key(file.object), record::encode(&tiers)?);
+        self.store.commit(batch, Durability::Synced)?;
+        left.insert(file.object, tiers);
+        Ok(())
     }
 
     /// Nothing of it is left in this tier: it was removed, for good, or is named by the record of

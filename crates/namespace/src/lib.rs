@@ -53,7 +53,7 @@ pub use record::{
     DirKey, FileRecord, Flushed, Meta, Published, Residency, Temporary, Unplaced, Xattrs,
 };
 
-pub use residency::Arrival;
+pub use residency::{Arrival, Migration};
 pub use rights::{Deed, NOBODY, Rights, Who};
 pub use table::{Node, PlainNode};
 pub use tree::state::ctime_after;

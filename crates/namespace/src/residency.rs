@@ -24,6 +24,35 @@ use crate::tick;
 use crate::tree::{Dir, File, FileState, Name, Place};
 use crate::{Namespace, NsError};
 
+/// Where the object of a file has moved.
+#[derive(Clone, Copy, Debug)]
+pub struct Migration {
+    /// The tier that has it from now on.
+    pub tier: TierId,
+    /// That is stable storage, and so many bytes were flushed.
+    pub flushed_bytes: Option<u64>,
+    /// The caller has the file to themselves: it moves also while it is written, or has no name.
+    pub is_exclusive: bool,
+    /// Its second copy is still one; else it is forgotten.
+    pub keeps_second: bool,
+    /// The tier that it was in, if that is another node's: what is left there is on record with
+    /// the move.
+    pub left: Option<TierId>,
+}
+
+impl Migration {
+    /// What a start has found in this tier is the file.
+    pub fn found(tier: TierId) -> Migration {
+        Migration {
+            tier,
+            flushed_bytes: None,
+            is_exclusive: true,
+            keeps_second: false,
+            left: None,
+        }
+    }
+}
+
 /// The object of a file that comes in from the PFS.
 pub struct Arrival {
     /// The object.
@@ -296,27 +325,29 @@ impl Namespace {
         Ok(true)
     }
 
-    /// The object has been copied to another tier, which has it from now on. `flushed_bytes`: that
-    /// is stable storage, and so many were flushed. `false` if the file has changed since it was of
-    /// this generation, or is being written or has no name any more, unless the caller has it to
-    /// themselves (`exclusive`): the copy is of no use then. A second copy is forgotten, unless it
-    /// is `kept`.
+    /// The object has been copied to another tier, which has it from now on. `false` if the file
+    /// has changed since it was of this generation, or is being written or has no name any more,
+    /// unless the caller has it to themselves: the copy is of no use then.
     pub fn migrated(
         &self,
         file: &File,
         generation: Generation,
-        tier: TierId,
-        exclusive: bool,
-        flushed_bytes: Option<u64>,
-        kept: bool,
+        to: &Migration,
     ) -> Result<bool, NsError> {
         let mut state = file.lock();
         let busy = state.residency.writing || state.is_unlinked();
-        if state.residency.generation != generation || (busy && !exclusive) {
+        if state.residency.generation != generation || (busy && !to.is_exclusive) {
             return Ok(false);
         }
-        let before = state.migrate(tier, flushed_bytes, kept);
-        if let Err(error) = self.save(file, &state, Durability::Synced) {
+        let before = state.migrate(to.tier, to.flushed_bytes, to.keeps_second);
+        let saved = match (to.left, state.is_unlinked()) {
+            (None, _) => self.save(file, &state, Durability::Synced),
+            (Some(left), false) => self.save_with_left(file, &state, left),
+            (Some(left), true) => self
+                .save(file, &state, Durability::Synced)
+                .and_then(|()| self.leave_behind(file.object, left, Durability::Buffered)),
+        };
+        if let Err(error) = saved {
             // Who has it open goes on with the object that it had.
             state.take_change_back(before);
             return Err(error);

@@ -199,6 +199,7 @@ impl Instance {
             self.spawn("fb-holders", true, room, monitor::watch_holders)?;
             self.spawn("fb-space", true, room, monitor::watch_space)?;
             self.spawn("fb-empty", false, room, emptying::run)?;
+            self.spawn("fb-move", true, room, emptying::move_files)?;
             if rooms.lifecycle.has_replicas() {
                 self.spawn("fb-promote", false, room, replicas::watch)?;
             }

@@ -109,7 +109,7 @@ impl Buffer {
 
     /// It goes once the node is back: until then it is on record as what is left there.
     fn leave_to_a_node(&self, file: &File, tier: TierId) {
-        if let Err(error) = self.ns.leave_behind(file.object, tier) {
+        if let Err(error) = (self.ns).leave_behind(file.object, tier, Durability::Buffered) {
             let name = self.tiers.called(tier);
             let reason = format!("its old copy in {name}, which does not answer: {error}");
             self.base.report(file.path(), error.errno(), reason);
@@ -135,6 +135,13 @@ impl Buffer {
     pub fn leave_copy_later(&self, file: &Arc<File>, tier: TierId, bytes: u64) {
         self.ledger.found_shadow(file.object, tier, bytes);
         self.late_copies.lock().push((file.clone(), tier));
+    }
+
+    /// Whether there is one of this file.
+    pub fn has_late_copy(&self, file: &File, tier: TierId) -> bool {
+        let late = self.late_copies.lock();
+        late.iter()
+            .any(|(of, in_tier)| of.object == file.object && *in_tier == tier)
     }
 
     /// Removes copies whose commit has failed, where the store takes records again, and those that

@@ -1,13 +1,18 @@
 //! Nodes that are being emptied, by order: no new file goes there, and what is there leaves.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
+use std::time::{Duration, Instant};
 
 use forebay_namespace::{Namespace, NsError, in_record};
+use forebay_types::ObjectId;
 use parking_lot::{Mutex, RwLock};
 
 /// The record of the order. It outlives a start; who has none has no such node.
 const NAME: &str = "emptied-nodes";
 const WHAT: &str = "nodes that are emptied";
+
+/// A file that could not move is drained for so long before a move is tried again.
+const STAYS_FOR: Duration = Duration::from_secs(10);
 
 /// Files that somebody has open, and which therefore stay.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -18,6 +23,15 @@ pub struct Held {
     pub paths: Vec<Vec<u8>>,
 }
 
+/// A file that is to move to another node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Leaver {
+    /// Its object.
+    pub object: ObjectId,
+    /// The server that takes it.
+    pub to: u16,
+}
+
 /// By the ids of servers.
 #[derive(Default)]
 pub struct Emptying {
@@ -26,6 +40,12 @@ pub struct Emptying {
     changing: Mutex<()>,
     /// As they were last looked at.
     held: Mutex<BTreeMap<u16, Held>>,
+    /// As they were last chosen, the next first.
+    leavers: Mutex<VecDeque<Leaver>>,
+    /// What is moving now.
+    moving: Mutex<Option<ObjectId>>,
+    /// Files that could not move, and when that may be tried again: until then they are drained.
+    stay: Mutex<HashMap<ObjectId, Instant>>,
 }
 
 impl Emptying {
@@ -76,6 +96,43 @@ impl Emptying {
     /// Somebody has looked who has what open there.
     pub fn note_held(&self, held: BTreeMap<u16, Held>) {
         *self.held.lock() = held;
+    }
+
+    /// Somebody has chosen which files are to move.
+    pub fn note_leavers(&self, leavers: impl Iterator<Item = Leaver>) {
+        *self.leavers.lock() = leavers.collect();
+    }
+
+    /// The next of them. It moves until [`Self::moved`].
+    pub fn next_leaver(&self) -> Option<Leaver> {
+        let leaver = self.leavers.lock().pop_front()?;
+        *self.moving.lock() = Some(leaver.object);
+        Some(leaver)
+    }
+
+    /// It has moved, or could not; then it is drained for a while.
+    pub fn moved(&self, leaver: &Leaver, done: bool) {
+        *self.moving.lock() = None;
+        if !done {
+            let until = Instant::now() + STAYS_FOR;
+            self.stay.lock().insert(leaver.object, until);
+        }
+    }
+
+    /// Whether it is moving now.
+    pub fn is_moving(&self, object: ObjectId) -> bool {
+        *self.moving.lock() == Some(object)
+    }
+
+    /// Whether it could not move a moment ago.
+    pub fn stays(&self, object: ObjectId) -> bool {
+        self.stay.lock().contains_key(&object)
+    }
+
+    /// Those whose time is over may be tried again.
+    pub fn try_again(&self) {
+        let now = Instant::now();
+        self.stay.lock().retain(|_, until| *until > now);
     }
 
     /// What is open on a node that is emptied.

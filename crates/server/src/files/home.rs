@@ -94,13 +94,14 @@ impl Files {
         found.map(|holder| HolderId(holder.server))
     }
 
-    fn rack_of(&self, id: HolderId) -> Rack {
+    pub(super) fn rack_of(&self, id: HolderId) -> Rack {
         let mut others = self.settings.holders.iter();
         let other = others.find(|holder| holder.server == id.0);
         Rack(other.map_or(self.settings.rack, |holder| holder.rack))
     }
 
-    pub(super) fn holders(&self, spaces: &[TierSpace]) -> Vec<Holder> {
+    /// All servers with these spaces, as policies see them.
+    pub fn holders(&self, spaces: &[TierSpace]) -> Vec<Holder> {
         let mut tiers: BTreeMap<HolderId, Vec<HolderTier>> = BTreeMap::new();
         for space in spaces {
             let figures = self.buffer.ledger().figures(TierId(space.index as u8));

@@ -13,6 +13,7 @@ pub(crate) mod handed;
 pub(crate) mod home;
 pub(crate) mod inplace;
 pub(crate) mod io;
+pub(crate) mod leaving;
 pub(crate) mod losses;
 pub(crate) mod making;
 pub(crate) mod mover;

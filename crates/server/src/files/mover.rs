@@ -1,5 +1,9 @@
 //! Moves of a file's object from one tier to another: one protocol for all of them.
 //!
+//! 0. *Note.* Where the copy is to be on another node, that is on record first, as what is left of
+//!    the file there: should this server end before the commit, and that node be away, nothing that
+//!    the node brings back is taken for a file. The commit takes it off the record, and puts what
+//!    is left on the node of the old object there.
 //! 1. *Copy.* The caller has the right to copy the object ([`File::copying`]), and keeps others
 //!    from changing its content. The copy is flushed where its tier is stable storage. What the
 //!    file is itself is never copied over.
@@ -17,7 +21,8 @@
 
 use std::sync::Arc;
 
-use forebay_namespace::File;
+use forebay_kv::Durability as KvDurability;
+use forebay_namespace::{File, Migration};
 use forebay_tiers::{CopyControl, Identity, Object, TierKind, copy, refresh};
 use forebay_types::{Errno, Generation, SetTime, TierId, failpoint};
 
@@ -37,6 +42,14 @@ pub struct Move<'a> {
     pub generation: Option<Generation>,
     /// The caller has the file to itself: also what is being written, or has no name, moves.
     pub is_exclusive: bool,
+}
+
+/// A move whose copy is made.
+struct Copied {
+    object: Arc<dyn Object>,
+    from: TierId,
+    shadow: Option<(TierId, Generation)>,
+    keeps_second: bool,
 }
 
 /// What a file is itself is never written over by a copy of what it was.
@@ -60,54 +73,104 @@ impl Files {
         may_commit: impl FnOnce() -> Option<G>,
         settle: impl FnOnce(Arc<dyn Object>),
     ) -> Result<Option<u64>, Failure> {
+        self.move_paced(wanted, &CopyControl::NONE, may_commit, settle)
+    }
+
+    /// The same, watched and stopped by `control` while it copies.
+    pub(super) fn move_paced<G>(
+        &self,
+        wanted: &Move<'_>,
+        control: &CopyControl<'_>,
+        may_commit: impl FnOnce() -> Option<G>,
+        settle: impl FnOnce(Arc<dyn Object>),
+    ) -> Result<Option<u64>, Failure> {
+        let copied = self.begin_move(wanted, control)?;
+        let held = may_commit();
+        let committed = match &held {
+            Some(_) => self.commit_move(wanted, &copied),
+            None => Ok(None),
+        };
+        let Ok(Some(bytes)) = committed else {
+            drop(held);
+            committed?;
+            self.buffer.leave_copy(wanted.file, wanted.to);
+            return Ok(None);
+        };
+        settle(copied.object.clone());
+        drop(held);
+        self.end_move(wanted, &copied, bytes);
+        Ok(Some(bytes))
+    }
+
+    /// Steps 0 and 1.
+    fn begin_move(&self, wanted: &Move<'_>, control: &CopyControl<'_>) -> Result<Copied, Failure> {
         let &Move { file, to, .. } = wanted;
         let (from, shadow) = {
             let state = file.lock();
             (state.residency.tier, state.residency.shadow)
         };
+        refuse_primary(file, to)?;
         self.flush_source(file, wanted.source, from)?;
-        let object = self.copy_object(file, wanted.source, to)?;
-        let stat = object.stat()?;
-        let flushed = (self.buffer.tiers().kind(to) != TierKind::Dram).then_some(stat.size);
-        let keeps_second = self.keeps_second(file, to);
-        let held = may_commit();
-        let committed = match &held {
-            Some(_) => {
-                let generation = wanted
-                    .generation
-                    .unwrap_or_else(|| file.lock().generation());
-                self.ns.migrated(
-                    file,
-                    generation,
-                    to,
-                    wanted.is_exclusive,
-                    flushed,
-                    keeps_second,
-                )
-            }
-            None => Ok(false),
-        };
-        match committed {
-            Ok(true) => {}
-            Ok(false) => {
-                drop(held);
-                self.buffer.leave_copy(file, to);
-                return Ok(None);
-            }
+        if self.is_left_on_a_node(to, from) && shadow.is_none_or(|(tier, _)| tier != to) {
+            (self.ns).leave_behind(file.object, to, KvDurability::Synced)?;
+        }
+        Ok(Copied {
+            object: self.copy_object(file, wanted.source, to, control)?,
+            from,
+            shadow,
+            keeps_second: self.keeps_second(file, to),
+        })
+    }
+
+    /// Whether what is left of a file in a tier may be met by a later start only: the tier is on
+    /// another node than this server, and than the file's other tier.
+    fn is_left_on_a_node(&self, tier: TierId, other: TierId) -> bool {
+        self.buffer.tiers().holder_of(tier).is_some() && self.is_second(tier, other)
+    }
+
+    /// Step 2. Answers with what the file occupies from now on; `None`: it has changed, or somebody
+    /// has it.
+    fn commit_move(&self, wanted: &Move<'_>, copied: &Copied) -> Result<Option<u64>, Failure> {
+        let &Move { file, to, .. } = wanted;
+        let stat = match copied.object.stat() {
+            Ok(stat) => stat,
             Err(error) => {
-                drop(held);
-                self.buffer.leave_copy_later(file, to, stat.allocated_bytes);
+                // Nothing is on record yet.
+                self.buffer.leave_copy(file, to);
                 return Err(error.into());
             }
+        };
+        let flushed_bytes = (self.buffer.tiers().kind(to) != TierKind::Dram).then_some(stat.size);
+        let generation = wanted
+            .generation
+            .unwrap_or_else(|| file.lock().generation());
+        let left = self
+            .is_left_on_a_node(copied.from, to)
+            .then_some(copied.from);
+        let migration = Migration {
+            tier: to,
+            flushed_bytes,
+            is_exclusive: wanted.is_exclusive,
+            keeps_second: copied.keeps_second,
+            left,
+        };
+        match self.ns.migrated(file, generation, &migration) {
+            Ok(committed) => Ok(committed.then_some(stat.allocated_bytes)),
+            Err(error) => {
+                self.buffer.leave_copy_later(file, to, stat.allocated_bytes);
+                Err(error.into())
+            }
         }
-        settle(object);
-        drop(held);
-        self.buffer.book(file, stat.allocated_bytes);
-        self.buffer.remove_left_behind(file, from);
-        if !keeps_second {
-            self.buffer.leave_shadow(file, shadow, to);
+    }
+
+    /// Steps 4 and 5.
+    fn end_move(&self, wanted: &Move<'_>, copied: &Copied, bytes: u64) {
+        let &Move { file, to, .. } = wanted;
+        self.buffer.book(file, bytes);
+        self.buffer.remove_left_behind(file, copied.from);
+        if !copied.keeps_second {
+            self.buffer.leave_shadow(file, copied.shadow, to);
         }
-        Ok(Some(stat.allocated_bytes))
     }
 
     /// What is read for a copy is what its device has taken.
@@ -131,6 +194,7 @@ impl Files {
         file: &Arc<File>,
         source: &dyn Object,
         to: TierId,
+        control: &CopyControl<'_>,
     ) -> Result<Arc<dyn Object>, Failure> {
         let slot = self.buffer.tiers().get(to).ok_or(Errno::ENODEV)?;
         refuse_primary(file, to)?;
@@ -143,7 +207,7 @@ impl Files {
         };
         failpoint::hit(failpoint::Point::MoveObject);
         let filled = self
-            .fill_copy(file, source, &*destination, is_new)
+            .fill_copy(file, source, (&*destination, is_new), control)
             .and_then(|()| finish(slot, &*destination, &identity));
         match filled {
             Ok(()) => Ok(destination),
@@ -162,13 +226,13 @@ impl Files {
         &self,
         file: &Arc<File>,
         source: &dyn Object,
-        destination: &dyn Object,
-        is_new: bool,
+        (destination, is_new): (&dyn Object, bool),
+        control: &CopyControl<'_>,
     ) -> Result<(), Failure> {
         let before = source.stat()?;
         if is_new {
             let expected = self.integrity.content_on_flash(file);
-            let report = copy(source, destination, &CopyControl::NONE)?;
+            let report = copy(source, destination, control)?;
             let crc = report.sums.crc;
             if self
                 .integrity
@@ -180,7 +244,7 @@ impl Files {
             }
         } else {
             // What an fsync has left there stays until it is replaced, piece by piece.
-            refresh(source, destination, &CopyControl::NONE)?;
+            refresh(source, destination, control)?;
         }
         failpoint::hit(failpoint::Point::MoveCopied);
         let (atime, mtime) = (SetTime::At(before.atime), SetTime::At(before.mtime));

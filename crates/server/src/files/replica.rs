@@ -33,7 +33,7 @@ use crate::files::fsync::has_no_room;
 use crate::files::mover::refuse_primary;
 
 /// Who waits for a file that a thread uses waits so long: that thread may wait for the very node.
-const PATIENCE: Duration = Duration::from_secs(2);
+pub(super) const PATIENCE: Duration = Duration::from_secs(2);
 
 /// What came of making a second copy.
 enum Second {
@@ -56,7 +56,7 @@ pub enum Promotion {
 
 impl Files {
     /// Whether two tiers are of different servers.
-    fn is_second(&self, tier: TierId, of: TierId) -> bool {
+    pub(super) fn is_second(&self, tier: TierId, of: TierId) -> bool {
         let server = |tier| self.buffer.tiers().get(tier).map(|slot| slot.server);
         tier != of && server(tier) != server(of)
     }
@@ -240,7 +240,7 @@ impl Files {
         }
     }
 
-    fn hold_second(&self, file: &File, place: TierId, bytes: u64) -> bool {
+    pub(super) fn hold_second(&self, file: &File, place: TierId, bytes: u64) -> bool {
         let hold = || (self.buffer.ledger()).try_hold_shadow(file.object, place, bytes);
         match hold() {
             Ok(()) => true,

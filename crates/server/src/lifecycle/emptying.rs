@@ -1,12 +1,18 @@
-//! Empties nodes: what is not drained there is drained now, what is drained is dropped.
+//! Empties nodes: what is not drained there is drained now or moves to another node, what is
+//! drained is dropped.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use forebay_namespace::File;
+use forebay_policy::demotion::order_demotion;
+use forebay_policy::emptying::{Departure, Leaving, LeavingRates, leave};
+use forebay_policy::holders::{Holder, HolderId, HolderRule};
+use forebay_tiers::CopyControl;
+use forebay_types::{ObjectId, TierId};
 
-use crate::buffer::emptying::Held;
+use crate::buffer::emptying::{Held, Leaver};
 use crate::lifecycle::Lifecycle;
 
 /// Between two looks while a node is emptied.
@@ -35,14 +41,31 @@ pub fn run(lifecycle: &Arc<Lifecycle>) {
     }
 }
 
+/// The thread that moves files to other nodes. It may hang with a node.
+pub fn move_files(lifecycle: &Arc<Lifecycle>) {
+    while !lifecycle.base.is_ending() {
+        match lifecycle.buffer.emptying().next_leaver() {
+            Some(leaver) => {
+                let done = lifecycle.move_one(&leaver);
+                lifecycle.buffer.emptying().moved(&leaver, done);
+            }
+            None => lifecycle.base.life().pause(EVERY),
+        }
+    }
+}
+
+/// Files of a node that is to be empty that may move or be drained, and nobody has open.
+type AtRest = BTreeMap<u16, Vec<Arc<File>>>;
+
 impl Lifecycle {
     /// One look at all files.
     pub(crate) fn empty_nodes(&self) {
-        if self.base.health().is_silent() {
-            return;
-        }
+        let is_silent = self.base.health().is_silent();
+        let emptying = self.buffer.emptying();
+        emptying.try_again();
         let mut held: BTreeMap<u16, Held> = BTreeMap::new();
         let (mut urged, mut evicted) = (0, false);
+        let mut at_rest = AtRest::new();
         for file in self.buffer.files() {
             if self.base.is_ending() {
                 return;
@@ -54,26 +77,170 @@ impl Lifecycle {
                 let state = file.lock();
                 (state.residency.clean, state.is_unlinked())
             };
-            if !clean && !unlinked && self.buffer.queue().knows(file.object) {
-                if urged < URGED_MAX {
-                    self.buffer.queue().urge_again(file.object);
-                    urged += 1;
-                }
+            let is_open = self.buffer.opens().is_open_now(file.ino);
+            if !clean && !unlinked && !is_open && self.may_move(&file, server) {
+                at_rest.entry(server).or_default().push(file);
                 continue;
             }
-            if self.buffer.opens().is_open_now(file.ino) {
+            if !clean && !unlinked && self.buffer.queue().knows(file.object) {
+                self.urge(&file, &mut urged);
+                continue;
+            }
+            if is_open {
                 let held = held.entry(server).or_default();
                 held.files += 1;
                 if held.paths.len() < NAMED_MAX {
                     held.paths.push(file.path());
                 }
-            } else if clean {
+            } else if clean && !is_silent {
                 evicted |= self.buffer.evict(&file).is_some();
             }
         }
-        self.buffer.emptying().note_held(held);
+        emptying.note_held(held);
+        self.part(at_rest, is_silent, &mut urged);
         if evicted {
             self.buffer.wake_collector();
+        }
+    }
+
+    /// It is drained before others.
+    fn urge(&self, file: &File, urged: &mut usize) {
+        let queue = self.buffer.queue();
+        if *urged < URGED_MAX && queue.knows(file.object) {
+            queue.urge_again(file.object);
+            *urged += 1;
+        }
+    }
+
+    /// Whether a file may go to another node undrained: it lies on this one, and that was not
+    /// refused a moment ago.
+    fn may_move(&self, file: &File, server: u16) -> bool {
+        let slot = self.buffer.tiers().get(file.tier());
+        slot.is_some_and(|slot| slot.server == server && slot.tier.is_answering())
+            && !self.buffer.emptying().stays(file.object)
+    }
+
+    /// Has files drained or moved, as the policy says.
+    fn part(&self, at_rest: AtRest, is_silent: bool, urged: &mut usize) {
+        let nodes = at_rest.len().max(1) as f64;
+        let rates = LeavingRates {
+            drain_bytes_per_s: self.drain_rate(is_silent) / nodes,
+            move_bytes_per_s: self.settings.replica_rate_bytes_per_s as f64 / nodes,
+        };
+        let mut leavers = Vec::new();
+        for (server, files) in at_rest {
+            for (id, departure) in self.departures(server, &files, &rates) {
+                let object = ObjectId(id);
+                match departure {
+                    Departure::Move(to) | Departure::Promote(to) => {
+                        leavers.push(Leaver { object, to: to.0 });
+                    }
+                    Departure::Drain if !self.buffer.emptying().is_moving(object) => {
+                        if let Some(file) = self.buffer.file(object) {
+                            self.urge(&file, urged);
+                        }
+                    }
+                    Departure::Drain | Departure::Drop => {}
+                }
+            }
+        }
+        self.buffer.emptying().note_leavers(leavers.into_iter());
+    }
+
+    /// What the PFS takes, as far as is known; bytes/s.
+    fn drain_rate(&self, is_silent: bool) -> f64 {
+        let queue = self.buffer.queue();
+        let measured = queue.rate_bytes_per_s();
+        let planned = self.plan.engine().bandwidths();
+        match planned {
+            _ if is_silent || (measured == 0 && queue.failing().0 > 0) => 0.0,
+            _ if measured > 0 => measured as f64,
+            Some(bandwidths) => bandwidths.br_max_bytes_per_s,
+            // Nothing was drained yet: half is moved.
+            None => self.settings.replica_rate_bytes_per_s as f64,
+        }
+    }
+
+    fn departures(
+        &self,
+        server: u16,
+        files: &[Arc<File>],
+        rates: &LeavingRates,
+    ) -> Vec<(u64, Departure)> {
+        let apps = self.catalog.apps();
+        let bytes = |file: &File| self.buffer.ledger().used_bytes(file.object);
+        let candidate = |file: &Arc<File>| apps.candidate(file.object, bytes(file), false);
+        let mut victims: Vec<_> = files.iter().map(candidate).collect();
+        order_demotion(self.plan.engine().placement(), &mut victims, apps.now_s());
+        let by_id: HashMap<u64, &Arc<File>> = files.iter().map(|f| (f.object.0, f)).collect();
+        let rule = HolderRule::default();
+        let leaving = victims.iter().map(|victim| {
+            let file = by_id[&victim.id];
+            let second = self.files.second_of(file).map(|(tier, _)| tier);
+            let second = second.filter(|tier| !self.buffer.is_closed(*tier));
+            let copy_at = second.and_then(|tier| self.buffer.tiers().get(tier));
+            Leaving {
+                id: victim.id,
+                bytes: victim.bytes,
+                is_clean: false,
+                is_outdated: victim.outdated,
+                in_use: false,
+                copy_at: copy_at.map(|slot| HolderId(slot.server)),
+                wanted: self.files.wanted_elsewhere(file, &rule),
+            }
+        });
+        let leaving: Vec<_> = leaving.collect();
+        let mut holders = self.files.holders(&self.buffer.spaces());
+        holders.retain(|holder| holder.id.0 != server);
+        holders.push(Holder {
+            id: HolderId(server),
+            rack: self.files.rack(server),
+            is_answering: true,
+            is_emptied: true,
+            tiers: Vec::new(),
+            load_bytes: 0,
+        });
+        leave(HolderId(server), &leaving, &holders, rates)
+    }
+
+    /// Whether it has left.
+    fn move_one(&self, leaver: &Leaver) -> bool {
+        let Some(file) = self.buffer.file(leaver.object) else {
+            return true;
+        };
+        let Some(server) = self.emptied_server_of(&file) else {
+            return true;
+        };
+        let second = self.files.second_of(&file).map(|(tier, _)| tier);
+        let bytes = self.buffer.ledger().used_bytes(file.object);
+        let rule = HolderRule::default();
+        let wanted = self.files.wanted_elsewhere(&file, &rule);
+        let is_there = |tier: &TierId| {
+            let slot = self.buffer.tiers().get(*tier);
+            slot.is_some_and(|slot| slot.server == leaver.to)
+        };
+        let with_room = || self.files.tier_with_room(leaver.to, &wanted, bytes);
+        let Some(to) = second.filter(is_there).or_else(with_room) else {
+            return false;
+        };
+        let rate = self.settings.replica_rate_bytes_per_s as f64;
+        let control = CopyControl {
+            stop: &|| self.base.is_ending() || !self.buffer.emptying().has(server),
+            moved: &|bytes, _| {
+                let pause = Duration::from_secs_f64(bytes as f64 / rate);
+                self.base.life().pause(pause);
+            },
+        };
+        match self.files.move_to_node(&file, to, &control) {
+            Ok(done) => done,
+            Err(failure) => {
+                let name = self.buffer.tiers().called(to);
+                tracing::warn!(
+                    "{}: cannot move to {name}: {failure}",
+                    file.path().escape_ascii()
+                );
+                false
+            }
         }
     }
 

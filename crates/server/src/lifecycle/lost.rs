@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use forebay_kv::Durability as KvDurability;
-use forebay_namespace::{File, Loaded};
+use forebay_namespace::{File, Loaded, Migration};
 use forebay_tiers::TierKind;
 use forebay_types::{TierId, failpoint};
 use forebay_wire::control::Finding;
@@ -182,8 +182,7 @@ impl Lifecycle {
         if !dry_run {
             if let Some(copy) = copy {
                 let generation = self.buffer.generation(file);
-                self.ns
-                    .migrated(file, generation, copy, true, None, false)?;
+                (self.ns).migrated(file, generation, &Migration::found(copy))?;
                 // Only the object knows the size.
                 file.lock().begin_unseen();
                 self.ns.save(file, &file.lock(), KvDurability::Synced)?;

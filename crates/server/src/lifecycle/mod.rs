@@ -35,6 +35,7 @@ use crate::catalog::Catalog;
 use crate::files::Files;
 use crate::integrity::Integrity;
 use crate::orders::Orders;
+use crate::plan::Plan;
 use boot::Boot;
 
 /// From a start to a stop.
@@ -45,6 +46,7 @@ pub struct Lifecycle {
     catalog: Arc<Catalog>,
     buffer: Arc<Buffer>,
     integrity: Arc<Integrity>,
+    plan: Arc<Plan>,
     files: Arc<Files>,
     /// Which start of the node this is.
     boot: Boot,
@@ -77,6 +79,7 @@ impl Lifecycle {
             catalog: drain.catalog().clone(),
             buffer: drain.buffer().clone(),
             integrity: drain.integrity().clone(),
+            plan: drain.plan().clone(),
             files: files.clone(),
         }
     }

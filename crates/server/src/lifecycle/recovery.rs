@@ -6,7 +6,7 @@ use std::io;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use forebay_namespace::{File, Garbage, Loaded, Residency};
+use forebay_namespace::{File, Garbage, Loaded, Migration, Residency};
 use forebay_policy::durability::{Found, Verdict, of_undrained};
 use forebay_types::{Errno, ObjectId, TierId, failpoint};
 use forebay_wire::OUT_OF_REACH;
@@ -484,8 +484,7 @@ impl Lifecycle {
                     .report_loss(file.path(), Errno::EIO, reason.into());
             }
             let generation = self.buffer.generation(file);
-            self.ns
-                .migrated(file, generation, shadow, true, None, false)?;
+            (self.ns).migrated(file, generation, &Migration::found(shadow))?;
             // A later fsync may have been on its way: only the object knows the size.
             file.lock().begin_unseen();
             claimed.insert((shadow, file.object));

@@ -151,8 +151,9 @@ fn promise_8_a_node_is_emptied_while_jobs_run() {
     let node = node_status(&fleet, 2, 1);
     assert_eq!(node["emptying"]["open_files"], 1, "{node}");
     for at in 0..8u64 {
+        // Drained, or on the other node.
         assert!(!is_on(&fleet, &format!("f{at}"), 1));
-        pattern(at, MIB).assert_in(&fleet.pfs(format!("f{at}")));
+        pattern(at, MIB).assert_in(&fleet.mnt(2, format!("f{at}")));
     }
     // The job goes on, elsewhere.
     write_file(&fleet.mnt(1, "new"), pattern(20, MIB));
