@@ -56,6 +56,88 @@ impl Namespace {
         Ok(true)
     }
 
+    /// A restart copy was made in this tier: it is on record, if the file is clean and still of the
+    /// generation that was copied, and has no other copy. Whether it is.
+    pub fn note_restart_copy(
+        &self,
+        file: &File,
+        generation: Generation,
+        tier: TierId,
+    ) -> Result<bool, NsError> {
+        let mut state = file.lock();
+        let residency = state.residency;
+        let is_same = residency.clean && residency.generation == generation;
+        let is_free = residency.shadow.is_none() && residency.tier != tier;
+        if !is_same || !is_free || state.is_unlinked() || state.demoting {
+            return Ok(false);
+        }
+        state.note_shadow(tier, generation);
+        if let Err(error) = self.save(file, &state, Durability::Synced) {
+            state.forget_shadow();
+            return Err(error);
+        }
+        Ok(true)
+    }
+
+    /// The restart copy of a file goes: what is left of it is on record instead. Its tier, if there
+    /// was one.
+    pub fn leave_restart_copy(&self, file: &File) -> Result<Option<TierId>, NsError> {
+        let mut state = file.lock();
+        let Some((tier, generation)) = state.residency.shadow else {
+            return Ok(None);
+        };
+        if !state.residency.clean || state.is_unlinked() {
+            return Ok(None);
+        }
+        state.forget_shadow();
+        if let Err(error) = self.save_leaving(file, &state, tier, Durability::Synced) {
+            state.note_shadow(tier, generation);
+            return Err(error);
+        }
+        Ok(Some(tier))
+    }
+
+    /// The restart copy of a clean file is the file from now on; what was the file is left. `false`
+    /// if it has none in this tier, or one that is not of this very generation.
+    pub fn adopt_restart_copy(&self, file: &File, to: TierId) -> Result<bool, NsError> {
+        let mut state = file.lock();
+        let residency = state.residency;
+        let is_it = residency.shadow == Some((to, residency.generation));
+        let is_at_rest = residency.clean && !residency.writing && !state.demoting;
+        if !is_it || !is_at_rest || state.is_unlinked() {
+            return Ok(false);
+        }
+        let before = state.adopt(to);
+        let saved = self.save_leaving(file, &state, residency.tier, Durability::Synced);
+        if let Err(error) = saved {
+            state.take_promotion_back(before);
+            return Err(error);
+        }
+        failpoint::hit(failpoint::Point::PromoteRecord);
+        Ok(true)
+    }
+
+    /// Writes the record of a file, and that an object of it is left in a tier that it does not
+    /// name.
+    pub(crate) fn save_leaving(
+        &self,
+        file: &File,
+        state: &FileState,
+        tier: TierId,
+        durability: Durability,
+    ) -> Result<(), NsError> {
+        let mut left = self.left.lock();
+        let mut tiers = left.get(&file.object).cloned().unwrap_or_default();
+        tiers.retain(|of| *of != tier && *of != state.residency.tier);
+        tiers.push(tier);
+        let mut batch = Batch::new();
+        self.put_file(&mut batch, file, state)?;
+        batch.put(record::left_key(file.object), record::encode(&tiers)?);
+        self.store.commit(batch, durability)?;
+        left.insert(file.object, tiers);
+        Ok(())
+    }
+
     /// A copy of this object, which no record of a file names from now on, is in a tier that does
     /// not answer.
     /// Or it is about to be made: one that is there already is on record first.

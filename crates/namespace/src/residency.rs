@@ -242,7 +242,13 @@ impl Namespace {
         if !persist {
             return Ok(());
         }
-        if let Err(error) = self.save(file, &state, durability) {
+        let outdated = before.outdated_copy();
+        let saved = match outdated {
+            // One commit says both: what is left of it is removed, and nothing stands for it.
+            Some(tier) => self.save_leaving(file, &state, tier, durability),
+            None => self.save(file, &state, durability),
+        };
+        if let Err(error) = saved {
             // Else the next change would be made without a record of any: a start would call the
             // file clean, or damaged.
             state.take_change_back(before);

@@ -13,6 +13,14 @@ pub(crate) struct BeforeChange {
     xattrs: Option<Xattrs>,
 }
 
+impl BeforeChange {
+    /// Where a copy is of what was clean before: of no use from the change on.
+    pub(crate) fn outdated_copy(&self) -> Option<TierId> {
+        let copy = self.residency.shadow.filter(|_| self.residency.clean)?;
+        Some(copy.0)
+    }
+}
+
 /// What a promotion has found, likewise.
 pub(crate) struct BeforePromotion {
     residency: Residency,
@@ -61,6 +69,10 @@ impl FileState {
             xattrs: xattrs.map(|xattrs| std::mem::replace(&mut self.facts.xattrs, xattrs)),
         };
         self.changed();
+        if before.residency.clean {
+            // It is of what the PFS has, and is never taken for anything newer.
+            self.facts.residency.shadow = None;
+        }
         self.facts.residency.writing |= writing;
         self.facts.residency.by_kernel |= by_kernel;
         self.debug_check();
@@ -305,6 +317,20 @@ impl FileState {
                 bytes: stat.size,
             }));
         self.take_stat(stat);
+        self.debug_check();
+        before
+    }
+
+    /// A copy of the same content, which the PFS has as well, is the file from now on. What was
+    /// before.
+    pub(crate) fn adopt(&mut self, tier: TierId) -> BeforePromotion {
+        let before = BeforePromotion {
+            residency: self.residency,
+            meta: self.meta,
+        };
+        debug_assert!(self.residency.clean, "the copy is of what the PFS has");
+        self.facts.residency.tier = tier;
+        self.facts.residency.shadow = None;
         self.debug_check();
         before
     }

@@ -286,6 +286,8 @@ pub struct Settings {
     pub durability: Option<Durability>,
     /// Second copies that are lost are made again no faster than this, bytes per second.
     pub replica_rate_bytes_per_s: u64,
+    /// How many other nodes get a copy of the newest complete, drained checkpoint version; 0 or 1.
+    pub restart_copies: usize,
     /// First match wins.
     pub rules: Vec<PathRule>,
     /// Name of the scheduling policy.
@@ -351,6 +353,7 @@ impl Settings {
             wait_for_holders: DATA_SERVERS_AT_START,
             durability: None,
             replica_rate_bytes_per_s: 256 << 20,
+            restart_copies: 0,
             rules: Vec::new(),
             policy: "bbos".into(),
             demotion: DemotionSettings::default(),

@@ -21,6 +21,7 @@ pub(crate) mod open;
 pub(crate) mod pages;
 pub(crate) mod parting;
 pub(crate) mod replica;
+pub(crate) mod restart;
 pub(crate) mod setid;
 pub(crate) mod space;
 pub(crate) mod stable;

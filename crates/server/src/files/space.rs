@@ -148,13 +148,20 @@ impl Files {
             // Nothing is clean: a look at all files would find none.
             return collected;
         }
+        // They promise nothing, and go before anything else does.
+        let copies = self.buffer.drop_restart_copies(tier, needed);
+        let mut freed = collected + copies;
+        let needed = needed.saturating_sub(copies);
+        if needed == 0 {
+            return freed;
+        }
         let mut clean = self.clean_candidates(tier);
         let policy = self.plan.engine().placement();
         let victims = choose_victims(policy, &mut clean, needed, self.catalog.apps().now_s());
-        let mut freed = collected;
         for id in victims.ids {
             if let Some(file) = self.buffer.file(ObjectId(id)) {
-                freed += self.buffer.evict(&file).unwrap_or(0);
+                let handed = self.buffer.leave_to_restart_copy(&file);
+                freed += handed.or_else(|| self.buffer.evict(&file)).unwrap_or(0);
             }
         }
         self.collect_garbage_of(Some(server));

@@ -15,6 +15,7 @@ pub(crate) mod pfsmark;
 pub(crate) mod probe;
 pub(crate) mod recovery;
 pub(crate) mod replicas;
+pub(crate) mod restarts;
 pub(crate) mod seconds;
 mod smallfile;
 pub(crate) mod statefolder;

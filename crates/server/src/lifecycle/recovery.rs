@@ -190,6 +190,9 @@ impl Lifecycle {
                 return self.take_over(file, second);
             }
             self.leave_out_of_reach(file, &residency, claimed);
+            if let Some(copy) = self.buffer.restart_copy(file).filter(|copy| holds(*copy)) {
+                self.book_found_shadow(file, copy);
+            }
             return Ok(());
         }
         if let Some(moved) = moved

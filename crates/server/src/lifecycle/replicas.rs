@@ -122,6 +122,9 @@ pub fn replicate(lifecycle: &Arc<Lifecycle>) {
             let found = lifecycle.find_unprotected(&mut queue, &mut files);
             without.tell(lifecycle, found);
             look_at = Instant::now() + FILES_LOOK;
+            if queue.next(begun.elapsed().as_secs_f64()) == NextCopy::Nothing {
+                lifecycle.tend_restart_copies();
+            }
         }
         let pause = match queue.next(begun.elapsed().as_secs_f64()) {
             NextCopy::Copy(id) => {

@@ -121,6 +121,12 @@ impl Lifecycle {
             });
             if let Err(failure) = self.remove_left(object, tier, is_its) {
                 tracing::warn!("object {object}: what is left of it stays for now: {failure}");
+                continue;
+            }
+            if let Some(file) = &file
+                && file.lock().residency.shadow.is_none()
+            {
+                self.buffer.ledger().release_shadow(object);
             }
         }
     }

@@ -32,11 +32,15 @@ impl Integrity {
         purpose: Purpose,
         to_write: bool,
     ) -> Result<OpenedAtRest, Failure> {
+        let is_away = |tier| self.buffer.tiers().is_out_of_reach(tier);
+        if is_away(file.tier()) && self.buffer.adopt_restart_copy(file)? {
+            self.buffer.wake_collector();
+        }
         let tier = file.tier();
         if self.buffer.tiers().kind(tier) == TierKind::Pfs {
             self.base.health().pass()?;
         }
-        if self.buffer.tiers().is_out_of_reach(tier) {
+        if is_away(tier) {
             // The PFS has it, and the copy goes: nobody knows when its node is back.
             let is_clean = file.lock().residency.clean;
             return match is_clean && self.has_made_way(file) {
