@@ -639,3 +639,19 @@ fn a_restart_copy_is_never_the_file_after_a_change() {
     });
     running.instance.stop();
 }
+
+#[test]
+fn a_file_that_makes_way_is_its_restart_copy_and_copies_go_first() {
+    let scratch = Scratch::new();
+    let mut servers = Servers::new(scratch.path(), &[2, 3]);
+    let (running, data, _) = with_restart_copy(&mut servers);
+    // Both nodes fill: first the copies go, then what is clean.
+    let large = vec![3; 12 << 20];
+    for n in 0..10 {
+        running.put(format!("other-{n}.dat").as_bytes(), &large);
+    }
+    assert!(running.read_all(b"ckpt_0001.dat").expect("read") == data);
+    running.drain();
+    running.audit();
+    running.instance.stop();
+}

@@ -1,5 +1,5 @@
-//! Restart copies: a clean file has a copy of the same content on another node. It promises nothing;
-//! a restart reads it when the node of the file is gone.
+//! Restart copies: a clean file has a copy of the same content on another node. It promises
+//! nothing; a restart reads it when the node of the file is gone.
 //!
 //! A restart copy is what `Residency::shadow` names while the file is clean and of the generation
 //! noted there. The first change takes it off the record in the commit that says dirty, so it never
@@ -23,8 +23,8 @@ impl Buffer {
         (is_one && !state.is_unlinked()).then_some(tier)
     }
 
-    /// A clean file that the caller has claimed, that nobody has open and whose node is away, is its
-    /// restart copy from now on, if that is there. Whether it is.
+    /// A clean file that the caller has claimed and that nobody has open is its restart copy from
+    /// now on, if that is there. Whether it is.
     pub fn adopt_restart_copy(&self, file: &Arc<File>) -> Result<bool, Failure> {
         let Some(to) = self.restart_copy(file) else {
             return Ok(false);

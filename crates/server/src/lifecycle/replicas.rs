@@ -116,15 +116,14 @@ pub fn replicate(lifecycle: &Arc<Lifecycle>) {
     let mut files = HashMap::new();
     let mut look_at = Instant::now();
     let mut without = Without::default();
+    let mut restarts_due = false;
     while !lifecycle.base.is_ending() {
         if Instant::now() >= look_at {
             lifecycle.sweep_left();
             let found = lifecycle.find_unprotected(&mut queue, &mut files);
             without.tell(lifecycle, found);
             look_at = Instant::now() + FILES_LOOK;
-            if queue.next(begun.elapsed().as_secs_f64()) == NextCopy::Nothing {
-                lifecycle.tend_restart_copies();
-            }
+            restarts_due = true;
         }
         let pause = match queue.next(begun.elapsed().as_secs_f64()) {
             NextCopy::Copy(id) => {
@@ -132,7 +131,13 @@ pub fn replicate(lifecycle: &Arc<Lifecycle>) {
                 continue;
             }
             NextCopy::Pause(s) => Duration::from_secs_f64(s),
-            NextCopy::Nothing => LOOK,
+            NextCopy::Nothing => {
+                // After everything that was promised.
+                if std::mem::take(&mut restarts_due) {
+                    lifecycle.tend_restart_copies();
+                }
+                LOOK
+            }
         };
         lifecycle.base.life().pause(pause);
     }
