@@ -50,6 +50,7 @@ pub struct Common {
     pub store: StoreSetting,
     pub replicas: usize,
     pub replica_rate: Option<u64>,
+    pub restart_copies: usize,
     pub encrypt: bool,
     pub squash_root: bool,
     pub lease: Duration,
@@ -112,6 +113,7 @@ impl<'a> Checks<'a> {
             name,
             replicas: self.replicas(section.replicas.as_ref())?,
             replica_rate: self.replica_rate(section.replica_rate.as_ref())?,
+            restart_copies: self.restart_copies(section.restart_copies.as_ref())?,
             encrypt: section.encrypt.as_ref().is_some_and(|given| given.0),
             squash_root: section.squash_root.as_ref().is_some_and(|given| given.0),
             lease,
@@ -173,6 +175,14 @@ impl<'a> Checks<'a> {
                 Err(self.at(span, Problem::ReplicaRate(given, least)))
             }
             other => Ok(other.map(|(rate, _)| rate)),
+        }
+    }
+
+    fn restart_copies(&self, given: Option<&Spanned<Count>>) -> Result<usize, ConfigError> {
+        match given.map(|given| (given.get_ref().0, given.span())) {
+            None => Ok(0),
+            Some((copies @ 0..=1, _)) => Ok(copies),
+            Some((other, span)) => Err(self.at(span, Problem::RestartCopies(other))),
         }
     }
 

@@ -38,6 +38,9 @@ pub struct Cluster {
     /// Second copies that are lost are made again no faster than this, bytes per second, at least 1
     /// MB/s. Default: 256 MiB/s.
     pub replica_rate: Option<u64>,
+    /// 1: the newest complete checkpoint version of each application, once it is on the PFS, gets
+    /// a copy in free flash of another node. Default: 0.
+    pub restart_copies: usize,
     /// Data is encrypted; a server takes it from another machine in no other way. Default: false;
     /// data is sent in the clear then, with checksums, and only messages are sealed.
     pub encrypt: bool,
@@ -155,6 +158,7 @@ impl Cluster {
             store,
             replicas: common.replicas,
             replica_rate: common.replica_rate,
+            restart_copies: common.restart_copies,
             encrypt: common.encrypt,
             squash_root: common.squash_root,
             lease: common.lease,
@@ -205,6 +209,7 @@ impl Cluster {
         if let Some(rate) = self.replica_rate {
             plan.settings.replica_rate_bytes_per_s = rate;
         }
+        plan.settings.restart_copies = self.restart_copies;
         Ok(plan)
     }
 

@@ -298,6 +298,7 @@ fn the_cluster_section() {
         with("replicas = 3")
             .starts_with("line 3: replicas is 3; it is the number of copies, 1 or 2")
     );
+    assert!(with("restart_copies = 2").starts_with("line 3: restart_copies is 2; it is 0, or 1"));
     assert!(with("replica_rate = \"1kB/s\"").starts_with("line 3: replica_rate is"));
     assert!(
         with("squash_root = \"maybe\"").starts_with("line 3: 'maybe' is neither true nor false")

@@ -67,6 +67,8 @@ pub enum Problem {
     ReplicaWithoutTwo,
     #[error("replica_rate is {0}/s; the least is {1}/s")]
     ReplicaRate(String, String),
+    #[error("restart_copies is {0}; it is 0, or 1 for one copy on another node")]
+    RestartCopies(usize),
     #[error(
         "server {0}: a second server with the role metadata takes over by itself, which needs store = \"etcd://...\"; use that, or write roles = [\"data\"]"
     )]

@@ -43,6 +43,7 @@ pub struct Section {
     pub store: Option<Spanned<String>>,
     pub replicas: Option<Spanned<Count>>,
     pub replica_rate: Option<Spanned<Rate>>,
+    pub restart_copies: Option<Spanned<Count>>,
     pub encrypt: Option<Switch>,
     pub squash_root: Option<Switch>,
     pub lease: Option<Spanned<Span>>,

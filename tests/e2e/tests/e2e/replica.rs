@@ -203,3 +203,26 @@ fn bad_input_a_level_replica_without_a_second_server_is_refused() {
     let rule = refused(format!("{config}{rule}"));
     assert!(rule.contains("needs replicas = 2"), "{rule}");
 }
+
+#[test]
+fn promise_8_a_restart_reads_a_drained_checkpoint_from_another_node() {
+    if needs_nodes() {
+        return;
+    }
+    let mut fleet = Fleet::of_data_servers_with(2, "restart_copies = 1", "");
+    let (first, next) = ("ckpt_0001.dat", "ckpt_0002.dat");
+    drop(write_synced(fleet.mnt(1, first), 1, 3 * MIB));
+    drop(write_synced(fleet.mnt(1, next), 2, MIB));
+    // Its own node, another, and the PFS.
+    wait_until("a copy", || servers(&fleet, first) == [2, 3, 1]);
+    fleet.kill_data(1);
+    wait_until("it is away", || {
+        let read = fs::read(fleet.mnt(2, first)).is_ok();
+        // What is read from the PFS has left its node, and is nowhere else.
+        read && servers(&fleet, first) == [3, 1]
+    });
+    pattern(1, 3 * MIB).assert_in(&fleet.mnt(2, first));
+    // A newer content is never taken from a copy.
+    fs::write(fleet.mnt(2, first), b"newer").expect("write");
+    assert_eq!(fs::read(fleet.mnt(2, first)).expect("read"), b"newer");
+}
