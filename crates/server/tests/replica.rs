@@ -2,6 +2,8 @@
 //! goes, and what it has when it is back is never taken for the file.
 
 mod common;
+#[path = "replica/restarts.rs"]
+mod restarts;
 
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
@@ -545,113 +547,4 @@ fn a_start_without_the_second_copy_of_a_file_without_a_name_is_done() {
     });
     let errors = told.recv_timeout(PATIENCE).expect("the start is done");
     assert!(errors.is_empty(), "{errors:?}");
-}
-
-/// Restart copies of drained checkpoints, on two servers; the newest complete version is the first.
-fn with_restart_copy(servers: &mut Servers) -> (Running, Vec<u8>, Vec<String>) {
-    servers.settings.durability = Some(Durability::Ssd);
-    servers.settings.restart_copies = 1;
-    let running = servers.start();
-    let data = content(5, 300_000);
-    running.put(b"ckpt_0001.dat", &data);
-    running.put(b"ckpt_0002.dat", b"next");
-    running.drain();
-    wait_for("no restart copy", || places(&running).len() == 3);
-    let held = places(&running);
-    assert_ne!(held[0], held[1]);
-    running.audit();
-    (running, data, held)
-}
-
-fn places(running: &Running) -> Vec<String> {
-    running.residency(b"ckpt_0001.dat")[0].tiers.clone()
-}
-
-fn server_of(place: &str) -> u16 {
-    let rest = place.strip_prefix("server-").expect("a data server's");
-    rest.split(':')
-        .next()
-        .and_then(|id| id.parse().ok())
-        .expect("an id")
-}
-
-#[test]
-fn a_restart_reads_the_copy_on_another_node_when_the_node_of_a_file_is_gone() {
-    let scratch = Scratch::new();
-    let mut servers = Servers::new(scratch.path(), &[2, 3]);
-    let (running, data, held) = with_restart_copy(&mut servers);
-    servers.way(server_of(&held[0])).goes_after(0);
-    wait_for("it is away", || {
-        running.read_all(b"ckpt_0001.dat").ok().as_ref() == Some(&data)
-            && places(&running) == held[1..]
-    });
-    servers.all_come_back();
-    // What its node has is not the file any more, and goes.
-    running.audit();
-    assert!(running.read_all(b"ckpt_0001.dat").expect("read") == data);
-    running.instance.stop();
-}
-
-#[test]
-fn a_start_without_the_node_of_a_file_reads_its_restart_copy() {
-    let scratch = Scratch::new();
-    let mut servers = Servers::new(scratch.path(), &[2, 3]);
-    let (running, data, held) = with_restart_copy(&mut servers);
-    running.instance.stop();
-    drop(running);
-    servers.way(server_of(&held[0])).goes_after(0);
-    let running = servers.start();
-    assert!(running.read_all(b"ckpt_0001.dat").expect("read") == data);
-    assert_eq!(places(&running), held[1..]);
-    running.instance.stop();
-}
-
-#[test]
-fn a_restart_copy_is_never_the_file_after_a_change() {
-    let scratch = Scratch::new();
-    let mut servers = Servers::new(scratch.path(), &[2, 3]);
-    let (running, mut data, held) = with_restart_copy(&mut servers);
-    let flags = forebay_types::OpenFlags(libc::O_RDWR as u32);
-    let ino = running.find(b"ckpt_0001.dat").expect("there").ino;
-    let handle = running
-        .client
-        .open(ino, flags, common::me())
-        .expect("open")
-        .opened
-        .handle;
-    running.write(handle, 7, b"newer").expect("write");
-    data[7..12].copy_from_slice(b"newer");
-    running.client.release(handle).expect("close");
-    assert_eq!(places(&running), held[..1], "no copy, and not on the PFS");
-    servers.way(server_of(&held[0])).goes_after(0);
-    let begun = Instant::now();
-    while begun.elapsed() < Duration::from_secs(1) {
-        if let Ok(read) = running.read_all(b"ckpt_0001.dat") {
-            assert!(read == data, "older content");
-        }
-        std::thread::sleep(Duration::from_millis(50));
-    }
-    servers.all_come_back();
-    wait_for("its node is back", || {
-        running
-            .read_all(b"ckpt_0001.dat")
-            .is_ok_and(|read| read == data)
-    });
-    running.instance.stop();
-}
-
-#[test]
-fn a_file_that_makes_way_is_its_restart_copy_and_copies_go_first() {
-    let scratch = Scratch::new();
-    let mut servers = Servers::new(scratch.path(), &[2, 3]);
-    let (running, data, _) = with_restart_copy(&mut servers);
-    // Both nodes fill: first the copies go, then what is clean.
-    let large = vec![3; 12 << 20];
-    for n in 0..10 {
-        running.put(format!("other-{n}.dat").as_bytes(), &large);
-    }
-    assert!(running.read_all(b"ckpt_0001.dat").expect("read") == data);
-    running.drain();
-    running.audit();
-    running.instance.stop();
 }
