@@ -17,5 +17,7 @@ mod model;
 mod outsider;
 #[path = "failpoints/run.rs"]
 mod run;
+#[path = "failpoints/ways.rs"]
+mod ways;
 #[path = "failpoints/workloads.rs"]
 mod workloads;

@@ -128,7 +128,7 @@ fn write_unnamed(server: &Running, path: &str, version: u8, len: usize) -> Resul
     clippy::too_many_lines,
     reason = "a list: one entry for each operation"
 )]
-fn act(server: &Running, pfs: &Path, op: &Op) -> Result<(), Errno> {
+pub fn act(server: &Running, pfs: &Path, op: &Op) -> Result<(), Errno> {
     let client = &server.client;
     let at = |path| place(server, path);
     let look = |path: &str| {
