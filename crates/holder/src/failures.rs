@@ -8,7 +8,7 @@ use std::collections::HashMap;
 use std::io;
 
 use forebay_types::Errno;
-use forebay_wire::{ObjectKey, ObjectRequest};
+use forebay_wire::{DirtyPages, ObjectKey, ObjectRequest};
 use parking_lot::Mutex;
 
 /// What has failed since this start of the data server, by object.
@@ -56,10 +56,10 @@ fn is_loss(errno: Errno) -> bool {
     !matches!(errno, Errno::EROFS | Errno::EINTR | Errno::EBADF)
 }
 
-/// Whether a request is answered by [`Failures::answer`].
+/// Whether a request is answered by [`Failures::answer`]: somebody listens to its error.
 pub(crate) fn tells(request: &ObjectRequest) -> bool {
-    matches!(
-        request,
-        ObjectRequest::Sync { .. } | ObjectRequest::WriteBack { .. }
-    )
+    match request {
+        ObjectRequest::WriteBack { what, .. } => *what != DirtyPages::Start,
+        request => matches!(request, ObjectRequest::Sync { .. }),
+    }
 }

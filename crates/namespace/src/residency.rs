@@ -243,10 +243,14 @@ impl Namespace {
             return Ok(());
         }
         let outdated = before.outdated_copy();
-        let saved = match outdated {
+        let saved = match (outdated, state.is_unlinked()) {
             // One commit says both: what is left of it is removed, and nothing stands for it.
-            Some(tier) => self.save_leaving(file, &state, tier, durability),
-            None => self.save(file, &state, durability),
+            (Some(tier), false) => self.save_leaving(file, &state, tier, durability),
+            // No record stands for a file without a name.
+            (Some(tier), true) => self
+                .save(file, &state, durability)
+                .and_then(|()| self.leave_behind(file.object, tier, Durability::Buffered)),
+            (None, _) => self.save(file, &state, durability),
         };
         if let Err(error) = saved {
             // Else the next change would be made without a record of any: a start would call the

@@ -94,7 +94,9 @@ impl Buffer {
             if freed >= wanted_bytes {
                 break;
             }
-            if self.restart_copy(&file) != Some(tier) {
+            // Also one of a content before, of a file that was found clean: it is of no use.
+            let residency = file.lock().residency;
+            if !residency.clean || residency.shadow.map(|(of, _)| of) != Some(tier) {
                 continue;
             }
             let Some(_copying) = file.try_copying() else {

@@ -32,6 +32,11 @@ impl Files {
         if from == to || self.buffer.is_closed(to) || self.buffer.opens().is_open_now(file.ino) {
             return Ok(false);
         }
+        let is_promised = residency.flushed.is_some() || residency.shadow.is_some();
+        if is_promised && self.buffer.tiers().kind(to) == TierKind::Dram {
+            // An fsync has ended since the place was chosen.
+            return Ok(false);
+        }
         let source = self.buffer.tiers().open_object(from, file.object)?;
         if self.is_written_below(from, &*source)? {
             return Ok(false);

@@ -48,6 +48,10 @@ impl Files {
             // What is on record of the content is what a restart may rely on.
             let crc = checksum(&*copy, size, control.stop)?;
             let is_it = residency.crc == Some(crc);
+            if !is_it {
+                // Whoever opens it compares it with the PFS.
+                self.integrity.at_rest().suspect(file.object);
+            }
             Ok::<bool, Failure>(
                 is_it
                     && self

@@ -73,6 +73,9 @@ impl Lifecycle {
             let Some(server) = self.emptied_server_of(&file) else {
                 continue;
             };
+            if self.drop_copy_for_restarts(&file, server) {
+                continue;
+            }
             let (clean, unlinked) = {
                 let state = file.lock();
                 (state.residency.clean, state.is_unlinked())
@@ -101,6 +104,28 @@ impl Lifecycle {
         if evicted {
             self.buffer.wake_collector();
         }
+    }
+
+    /// A clean file of another node has only a copy on this one, which promises nothing: the copy
+    /// goes, whoever has the file open. Whether it is such a file.
+    fn drop_copy_for_restarts(&self, file: &Arc<File>, server: u16) -> bool {
+        let residency = file.lock().residency;
+        let (true, Some((tier, _))) = (residency.clean, residency.shadow) else {
+            return false;
+        };
+        let slot = self.buffer.tiers().get(residency.tier);
+        if slot.is_some_and(|slot| slot.server == server) {
+            return false;
+        }
+        let Some(_copying) = file.try_copying() else {
+            return true;
+        };
+        match self.base.ns().leave_restart_copy(file) {
+            Ok(Some(_)) => self.buffer.drop_shadow(file, tier),
+            Ok(None) => {}
+            Err(error) => tracing::warn!("object {}: {error}", file.object),
+        }
+        true
     }
 
     /// It is drained before others.
@@ -225,14 +250,21 @@ impl Lifecycle {
         };
         let rate = self.settings.replica_rate_bytes_per_s as f64;
         let control = CopyControl {
-            stop: &|| self.base.is_ending() || !self.buffer.emptying().has(server),
+            // Whoever has it now may wait for the right to copy it.
+            stop: &|| {
+                self.base.is_ending()
+                    || !self.buffer.emptying().has(server)
+                    || self.buffer.opens().is_open_now(file.ino)
+            },
             moved: &|bytes, _| {
                 let pause = Duration::from_secs_f64(bytes as f64 / rate);
-                self.base.life().pause(pause);
+                self.pause_unless(pause, &|| self.buffer.opens().is_open_now(file.ino));
             },
         };
         match self.files.move_to_node(&file, to, &control) {
             Ok(done) => done,
+            // Stopped for who has opened it: it leaves after its close.
+            Err(_) if self.buffer.opens().is_open_now(file.ino) => false,
             Err(failure) => {
                 let name = self.buffer.tiers().called(to);
                 tracing::warn!(

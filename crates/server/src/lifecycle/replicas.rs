@@ -210,8 +210,13 @@ impl Lifecycle {
 
     /// Who waits for the file, as an fsync of it does, is not held up for the rate.
     fn pause_unless_wanted(&self, file: &File, pause: Duration) {
+        self.pause_unless(pause, &|| self.files.is_copy_wanted(file));
+    }
+
+    /// Pauses until something is so, or the server ends.
+    pub(super) fn pause_unless(&self, pause: Duration, is_so: &dyn Fn() -> bool) {
         let end = Instant::now() + pause;
-        while !self.base.is_ending() && !self.files.is_copy_wanted(file) {
+        while !self.base.is_ending() && !is_so() {
             let left = end.saturating_duration_since(Instant::now());
             if left.is_zero() {
                 break;

@@ -175,16 +175,27 @@ impl Lifecycle {
             return Ok(());
         };
         let rate = self.settings.replica_rate_bytes_per_s as f64;
+        let generation = file.lock().generation();
+        // It is of no use once the file changes, and whoever waits for the right to copy the file
+        // waits for no copy of this kind.
+        let is_in_the_way = || {
+            self.link_use() == LinkUse::Urgent
+                || self.files.is_copy_wanted(file)
+                || file.lock().generation() != generation
+        };
         let control = CopyControl {
-            stop: &|| self.base.is_ending(),
+            stop: &|| is_in_the_way(),
             moved: &|bytes, _| {
                 let pause = Duration::from_secs_f64(bytes as f64 / rate);
-                self.base.life().pause(pause);
+                self.pause_unless(pause, &is_in_the_way);
             },
         };
         let place = TierId(index as u8);
-        self.files.copy_for_restart(file, place, &control)?;
-        Ok(())
+        match self.files.copy_for_restart(file, place, &control) {
+            // Stopped, and removed: it is tried again when nobody is in its way.
+            Err(_) if is_in_the_way() || self.base.is_ending() => Ok(()),
+            made => made.map(|_| ()),
+        }
     }
 
     fn drop_restart_copy(&self, file: &Arc<File>) -> Result<(), Failure> {

@@ -115,6 +115,11 @@ impl Lifecycle {
             if matches!(copying, Some(None)) {
                 continue;
             }
+            // Which of both a start would find on record is not known before the store has said so.
+            let is_late = |file: &Arc<File>| self.buffer.has_late_copy(file, tier);
+            if file.as_ref().is_some_and(is_late) {
+                continue;
+            }
             let is_its = file.as_ref().is_some_and(|file| {
                 let residency = file.lock().residency;
                 residency.tier == tier || residency.shadow.is_some_and(|(of, _)| of == tier)

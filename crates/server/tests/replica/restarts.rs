@@ -110,3 +110,24 @@ fn a_file_that_makes_way_is_its_restart_copy_and_copies_go_first() {
     running.audit();
     running.instance.stop();
 }
+
+/// No record stands for a file without a name: the next start would miss its directory.
+#[test]
+fn a_file_that_loses_its_name_and_changes_after_it_was_copied_leaves_no_record() {
+    let scratch = Scratch::new();
+    let mut servers = Servers::new(scratch.path(), &[2, 3]);
+    let (running, ..) = with_restart_copy(&mut servers);
+    let ino = running.find(b"ckpt_0001.dat").expect("there").ino;
+    let flags = OpenFlags(libc::O_RDWR as u32);
+    let opened = running.client.open(ino, flags, me()).expect("open");
+    let unlinked = running.client.unlink(Ino::ROOT, b"ckpt_0001.dat", me());
+    unlinked.expect("unlink");
+    let handle = opened.opened.handle;
+    running.write(handle, 7, b"newer").expect("write");
+    running.instance.stop();
+    drop(running);
+    let running = servers.start();
+    let errors = running.status().errors;
+    assert!(errors.is_empty(), "{errors:?}");
+    running.instance.stop();
+}
