@@ -4,7 +4,7 @@
 
 use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
 use forebay_client::Client;
@@ -302,8 +302,22 @@ impl Running {
             timeout_ms: PATIENCE.as_millis() as u64,
         };
         self.control(order).expect("shutdown");
-        let reason = self.instance.wait_stop();
-        assert_eq!(reason, forebay_server::StopReason::Drained);
+        let (tell, told) = mpsc::channel::<()>();
+        let reason = std::thread::scope(|scope| {
+            // A server whose drain comes too late goes on, and nobody would end the wait for it.
+            scope.spawn(move || {
+                if told.recv_timeout(PATIENCE * 3 / 2) == Err(mpsc::RecvTimeoutError::Timeout) {
+                    let (drain, timeout_ms) = (false, 0);
+                    let order = Control::Shutdown { drain, timeout_ms };
+                    self.control(order).expect("shutdown");
+                }
+            });
+            let reason = self.instance.wait_stop();
+            drop(tell);
+            reason
+        });
+        let drained = forebay_server::StopReason::Drained;
+        assert_eq!(reason, drained, "{:?}", self.residency(b""));
         // Objects of unlinked files go a moment later.
         let started = Instant::now();
         loop {
