@@ -2,13 +2,14 @@
 
 use std::sync::Arc;
 
-use forebay_namespace::{Arrival, Dir, File};
+use forebay_namespace::{Arrival, Dir, File, Garbage};
 use forebay_policy::durability::Durability;
 use forebay_policy::placement::NewFile;
 use forebay_tiers::{CopyControl, FileObject, Identity, Object, ParentKey, PfsId, TierKind, copy};
 use forebay_types::{Errno, Generation, ObjectId, SetTime, TierId, failpoint};
 
 use crate::base::failure::Failure;
+use crate::buffer::holders::is_out_of_reach;
 use crate::files::Files;
 use crate::files::home::Origin;
 use crate::files::mover::Move;
@@ -65,9 +66,9 @@ impl Files {
         let mut made = self.fill(dir, name, object_id, tier, &source, &stat, empty, moved);
         if let Err(failure) = &made
             && failure.errno() == Errno::ENOSPC
+            && self.remove_partial(object_id, tier)
         {
             // The file system below had less than its tier was promised: make room and try again.
-            self.remove_partial(object_id, tier);
             if self.make_space(tier, bytes.max(1)) > 0 {
                 failure.told("bring a file in");
                 made = self.fill(dir, name, object_id, tier, &source, &stat, empty, moved);
@@ -79,15 +80,18 @@ impl Files {
         }
         let (file, object) = made?;
         self.left_the_pfs(stat.id, &file, empty);
-        let stat = object.stat()?;
-        self.buffer.book(&file, stat.allocated_bytes);
+        let looked = object.stat();
+        // It is on record and takes its space, also where its node went just now.
+        let booked = looked.as_ref().map_or(bytes, |stat| stat.allocated_bytes);
+        self.buffer.book(&file, booked);
+        self.buffer
+            .enter(&file, &self.catalog.rules().identify(&path));
+        let stat = looked?;
         if !empty && self.buffer.tiers().kind(tier) == TierKind::Ssd {
             self.integrity
                 .at_rest()
                 .seal(object_id, Generation(1), &stat);
         }
-        self.buffer
-            .enter(&file, &self.catalog.rules().identify(&path));
         Ok((file, object, tier))
     }
 
@@ -108,13 +112,22 @@ impl Files {
         }
     }
 
-    /// Removes an object that did not become a file's.
-    pub fn remove_partial(&self, object: ObjectId, tier: TierId) {
-        if let Some(slot) = self.buffer.tiers().get(tier)
-            && let Err(error) = slot.tier.remove(object)
-            && error.raw_os_error() != Some(libc::ENOENT)
-        {
-            tracing::warn!("object {object} in {}: {error}", slot.tier.name());
+    /// Removes an object that did not become a file's, now or when its node is back: nothing is to
+    /// have its id then. Whether it is gone.
+    pub fn remove_partial(&self, object: ObjectId, tier: TierId) -> bool {
+        let Some(slot) = self.buffer.tiers().get(tier) else {
+            return false;
+        };
+        match slot.tier.remove(object) {
+            Err(error) if error.raw_os_error() != Some(libc::ENOENT) => {
+                tracing::warn!("object {object} in {}: {error}", slot.tier.name());
+                if is_out_of_reach(&error) && self.buffer.tiers().holder_of(tier).is_some() {
+                    let tiers = [Some(tier), None];
+                    self.ns.add_garbage(Garbage { object, tiers });
+                }
+                false
+            }
+            _ => true,
         }
     }
 
