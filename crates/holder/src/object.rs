@@ -91,7 +91,14 @@ impl RemoteObject {
         let mut tries = 0;
         loop {
             tries += 1;
-            let held = self.held()?;
+            let held = match self.held() {
+                // It ended again while the object was opened anew, and nothing was asked.
+                Err(error) if is_lost(Errno::of(&error)) => match tries < TRIES {
+                    true => continue,
+                    false => return Err(OUT_OF_REACH.into()),
+                },
+                held => held?,
+            };
             let call = ObjectCall::On(held.handle, request.clone());
             let error = match self.way.call(&call, payload, into) {
                 Ok(reply) => return Ok(reply.response),

@@ -404,7 +404,11 @@ impl RemoteTier {
     fn find(&self, id: ObjectId, how: ObjectUse) -> io::Result<Arc<dyn Object>> {
         let key = self.key(id);
         let held = match self.way.open(key, how) {
-            Err(error) if is_lost(&error) => self.way.open(key, how)?,
+            Err(error) if is_lost(&error) => match self.way.open(key, how) {
+                // Who asked asks again.
+                Err(error) if is_lost(&error) => return Err(OUT_OF_REACH.into()),
+                opened => opened?,
+            },
             opened => opened?,
         };
         Ok(self.object(key, how, held))
