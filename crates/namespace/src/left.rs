@@ -118,7 +118,7 @@ impl Namespace {
     }
 
     /// Writes the record of a file, and that an object of it is left in a tier that it does not
-    /// name.
+    /// name: one commit says both. No record stands for a file without a name.
     pub(crate) fn save_leaving(
         &self,
         file: &File,
@@ -126,6 +126,10 @@ impl Namespace {
         tier: TierId,
         durability: Durability,
     ) -> Result<(), NsError> {
+        if state.is_unlinked() {
+            self.save(file, state, durability)?;
+            return self.leave_behind(file.object, tier, Durability::Buffered);
+        }
         let mut left = self.left.lock();
         let mut tiers = left.get(&file.object).cloned().unwrap_or_default();
         tiers.retain(|of| *of != tier && *of != state.residency.tier);
@@ -139,8 +143,7 @@ impl Namespace {
     }
 
     /// A copy of this object, which no record of a file names from now on, is in a tier that does
-    /// not answer.
-    /// Or it is about to be made: one that is there already is on record first.
+    /// not answer. Or it is about to be made: one that is there already is on record first.
     pub fn leave_behind(
         &self,
         object: ObjectId,
@@ -155,26 +158,6 @@ impl Namespace {
         let mut batch = Batch::new();
         batch.put(record::left_key(object), record::encode(tiers)?);
         Ok(self.store.commit(batch, durability)?)
-    }
-
-    /// A file has moved to another node: one commit says so, and what is left where it was.
-    pub(crate) fn save_with_left(
-        &self,
-        file: &File,
-        state: &FileState,
-        from: TierId,
-    ) -> Result<(), NsError> {
-        let mut left = self.left.lock();
-        let mut tiers = left.get(&file.object).cloned().unwrap_or_default();
-        let now = state.residency.tier;
-        tiers.retain(|tier| *tier != from && *tier != now);
-        tiers.push(from);
-        let mut batch = Batch::new();
-        self.put_file(&mut batch, file, state)?;
-        batch.put(record::left_key(file.object), record::encode(&tiers)?);
-        self.store.commit(batch, Durability::Synced)?;
-        left.insert(file.object, tiers);
-        Ok(())
     }
 
     /// Nothing of it is left in this tier: it was removed, for good, or is named by the record of

@@ -243,14 +243,10 @@ impl Namespace {
             return Ok(());
         }
         let outdated = before.outdated_copy();
-        let saved = match (outdated, state.is_unlinked()) {
-            // One commit says both: what is left of it is removed, and nothing stands for it.
-            (Some(tier), false) => self.save_leaving(file, &state, tier, durability),
-            // No record stands for a file without a name.
-            (Some(tier), true) => self
-                .save(file, &state, durability)
-                .and_then(|()| self.leave_behind(file.object, tier, Durability::Buffered)),
-            (None, _) => self.save(file, &state, durability),
+        let saved = match outdated {
+            // What is left of it is removed, and nothing stands for it.
+            Some(tier) => self.save_leaving(file, &state, tier, durability),
+            None => self.save(file, &state, durability),
         };
         if let Err(error) = saved {
             // Else the next change would be made without a record of any: a start would call the
@@ -350,12 +346,9 @@ impl Namespace {
             return Ok(false);
         }
         let before = state.migrate(to.tier, to.flushed_bytes, to.keeps_second);
-        let saved = match (to.left, state.is_unlinked()) {
-            (None, _) => self.save(file, &state, Durability::Synced),
-            (Some(left), false) => self.save_with_left(file, &state, left),
-            (Some(left), true) => self
-                .save(file, &state, Durability::Synced)
-                .and_then(|()| self.leave_behind(file.object, left, Durability::Buffered)),
+        let saved = match to.left {
+            None => self.save(file, &state, Durability::Synced),
+            Some(left) => self.save_leaving(file, &state, left, Durability::Synced),
         };
         if let Err(error) = saved {
             // Who has it open goes on with the object that it had.
