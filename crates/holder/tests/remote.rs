@@ -15,6 +15,8 @@ use forebay_types::{Errno, ObjectId};
 use forebay_wire::{Connection, ObjectCall, Peer, Reply, Request, Response, Service};
 use parking_lot::{Mutex, RwLock};
 
+#[path = "remote/ends.rs"]
+mod ends;
 #[path = "remote/flushes.rs"]
 mod flushes;
 
