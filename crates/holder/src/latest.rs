@@ -10,10 +10,17 @@ use forebay_types::Errno;
 
 const HEAD: &str = "forebay latest\n";
 
-/// Of which burst buffer, and which start.
+/// So many burst buffers are remembered, one after the other on one data server. Of one that was
+/// used before all of them a start that was replaced would be let in.
+const BUFFERS_MAX: usize = 64;
+
+/// A burst buffer, and a start of its metadata server.
+type From = ([u8; 16], u32);
+
+/// The latest start of each burst buffer; the one that came last is last.
 #[derive(Default)]
 pub(crate) struct Latest {
-    known: Option<([u8; 16], u32)>,
+    known: Vec<From>,
     /// Where it is kept.
     path: Option<PathBuf>,
 }
@@ -22,8 +29,8 @@ impl Latest {
     /// What this file says, which says it from now on.
     pub(crate) fn kept_in(path: PathBuf) -> io::Result<Latest> {
         let known = match fs::read_to_string(&path) {
-            Ok(text) => Some(parse(&text).ok_or_else(|| damaged(&path))?),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => None,
+            Ok(text) => parse(&text).ok_or_else(|| damaged(&path))?,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Vec::new(),
             Err(error) => return Err(error),
         };
         Ok(Latest {
@@ -33,11 +40,9 @@ impl Latest {
     }
 
     /// `ESTALE` for an earlier start than one that has come of the same burst buffer.
-    pub(crate) fn check(&self, (instance, epoch): ([u8; 16], u32)) -> io::Result<()> {
-        let later = self
-            .known
-            .filter(|known| known.0 == instance && epoch < known.1);
-        if later.is_some() {
+    pub(crate) fn check(&self, (instance, epoch): From) -> io::Result<()> {
+        let mut known = self.known.iter();
+        if known.any(|known| known.0 == instance && epoch < known.1) {
             tracing::warn!("a metadata server that was replaced has come, and is sent away");
             return Err(Errno::ESTALE.into());
         }
@@ -45,26 +50,35 @@ impl Latest {
     }
 
     /// This one has come: on stable storage before anything is done for it.
-    pub(crate) fn came(&mut self, from: ([u8; 16], u32)) -> io::Result<()> {
+    pub(crate) fn came(&mut self, from: From) -> io::Result<()> {
         self.check(from)?;
-        if self.known == Some(from) {
+        if self.known.last() == Some(&from) {
             return Ok(());
         }
+        let mut known = self.known.clone();
+        known.retain(|known| known.0 != from.0);
+        known.push(from);
+        known.drain(..known.len().saturating_sub(BUFFERS_MAX));
         if let Some(path) = &self.path {
-            keep(path, from).inspect_err(|error| tracing::error!("{}: {error}", path.display()))?;
+            keep(path, &known)
+                .inspect_err(|error| tracing::error!("{}: {error}", path.display()))?;
         }
-        self.known = Some(from);
+        self.known = known;
         Ok(())
     }
 }
 
-fn keep(path: &Path, (instance, epoch): ([u8; 16], u32)) -> io::Result<()> {
+fn keep(path: &Path, known: &[From]) -> io::Result<()> {
     let new = path.with_extension("new");
     let mut options = fs::OpenOptions::new();
     options.write(true).create(true).truncate(true).mode(0o600);
     let mut file = options.custom_flags(libc::O_NOFOLLOW).open(&new)?;
-    let instance = u128::from_be_bytes(instance);
-    file.write_all(format!("{HEAD}{instance:032x} {epoch}\n").as_bytes())?;
+    let mut text = HEAD.to_string();
+    for (instance, epoch) in known {
+        let instance = u128::from_be_bytes(*instance);
+        text += &format!("{instance:032x} {epoch}\n");
+    }
+    file.write_all(text.as_bytes())?;
     file.sync_all()?;
     fs::rename(&new, path)?;
     match path.parent() {
@@ -73,8 +87,15 @@ fn keep(path: &Path, (instance, epoch): ([u8; 16], u32)) -> io::Result<()> {
     }
 }
 
-fn parse(text: &str) -> Option<([u8; 16], u32)> {
-    let (instance, epoch) = text.strip_prefix(HEAD)?.trim_end().split_once(' ')?;
+/// Whole lines only: what is cut off says nothing.
+fn parse(text: &str) -> Option<Vec<From>> {
+    let lines = text.strip_prefix(HEAD)?;
+    let known: Option<Vec<From>> = lines.lines().map(parse_line).collect();
+    known.filter(|known| !known.is_empty() && known.len() <= BUFFERS_MAX && lines.ends_with('\n'))
+}
+
+fn parse_line(line: &str) -> Option<From> {
+    let (instance, epoch) = line.split_once(' ')?;
     let instance = u128::from_str_radix(instance, 16).ok()?;
     Some((instance.to_be_bytes(), epoch.parse().ok()?))
 }
@@ -107,8 +128,36 @@ mod tests {
         again.came((OURS, 6)).expect("a later one");
         start().check((OURS, 5)).expect_err("it was replaced");
         start().check(([8; 16], 1)).expect("another burst buffer's");
-        fs::write(&path, "forebay latest\nnonsense").expect("damaged");
-        Latest::kept_in(path.clone()).err().expect("refused");
+        for damaged in ["", "nonsense\n", "07 5\n08 \n", "07 5"] {
+            fs::write(&path, format!("{HEAD}{damaged}")).expect("damaged");
+            Latest::kept_in(path.clone()).err().expect("refused");
+        }
+    }
+
+    #[test]
+    fn another_burst_buffer_lets_no_replaced_one_in() {
+        let folder = tempfile::tempdir().expect("tempdir");
+        let path = folder.path().join("latest");
+        let start = || Latest::kept_in(path.clone()).expect("read");
+        const THEIRS: [u8; 16] = [8; 16];
+        start().came((OURS, 5)).expect("the first");
+        let mut again = start();
+        again.came((THEIRS, 2)).expect("the other");
+        for mut latest in [again, start()] {
+            for replaced in [(OURS, 4), (THEIRS, 1)] {
+                let error = latest.came(replaced).expect_err("it was replaced");
+                assert_eq!(Errno::of(&error), Errno::ESTALE);
+            }
+            latest.came((OURS, 5)).expect("the same one");
+        }
+        // Those that came last are known, and no more.
+        let mut latest = start();
+        for other in 0..BUFFERS_MAX as u8 - 1 {
+            latest.came(([100 + other; 16], 1)).expect("another");
+        }
+        start().check((OURS, 4)).expect_err("it was replaced");
+        start().check((THEIRS, 1)).expect("long ago");
+        assert_eq!(start().known.len(), BUFFERS_MAX);
     }
 
     #[test]
