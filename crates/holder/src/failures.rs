@@ -2,7 +2,7 @@
 //!
 //! The kernel tells a descriptor of a failed write-back once. An answer that says so may be lost
 //! with the session that it was for: then the object is opened anew, and the new descriptor hears
-//! nothing. So each later session is told once more.
+//! nothing. So each later session is told once more, until nobody misses what was lost.
 
 use std::collections::HashMap;
 use std::io;
@@ -42,6 +42,14 @@ impl Failures {
                 }
                 _ => Ok(done),
             },
+        }
+    }
+
+    /// The object was compared, and is whole. What `session` was not told of is later than that.
+    pub fn settle(&self, key: ObjectKey, session: u64) {
+        let mut all = self.0.lock();
+        if all.get(&key).is_some_and(|failed| failed.told == session) {
+            all.remove(&key);
         }
     }
 

@@ -16,6 +16,7 @@ mod redial;
 mod remote;
 mod server;
 mod service;
+mod unanswered;
 
 pub use claim::Claim;
 pub use local::{SsdSetting, open_flash, open_memory};

@@ -12,13 +12,14 @@ use forebay_tiers::{
 };
 use forebay_types::{Errno, Handle, SetTime, limits};
 use forebay_wire::{
-    CopyEnd, CopyFacts, CopyFailure, NOT_SENT, OUT_OF_REACH, ObjectCall, ObjectKey, ObjectReply,
+    CopyEnd, CopyFacts, CopyFailure, OUT_OF_REACH, ObjectCall, ObjectKey, ObjectReply,
     ObjectRequest, ObjectUse, OutsideFile, Response,
 };
 use parking_lot::Mutex;
 
 use crate::convert;
 use crate::remote::{Held, Way, odd};
+use crate::unanswered::CallError;
 
 /// Sessions that may end under one request before it fails.
 const TRIES: u32 = 3;
@@ -31,7 +32,9 @@ const START_BYTES: u64 = 4 << 20;
 /// Invariants:
 /// 1. Over the end of a session it is opened anew by its id. The data server begins a session only
 ///    when nothing of the one before is under way, so what is asked again does not meet itself.
-/// 2. Once its node has stopped every call fails with `EIO`, whatever the tier has by then: what
+/// 2. An append whose answer was lost is looked for where the object had ended. Where that does not
+///    tell, or the node stays away, it fails with `EIO`: it may be there, and is not done twice.
+/// 3. Once its node has stopped every call fails with `EIO`, whatever the tier has by then: what
 ///    was not flushed is gone.
 pub struct RemoteObject {
     way: Arc<Way>,
@@ -41,6 +44,10 @@ pub struct RemoteObject {
     is_lost: AtomicBool,
     /// Where write-back is to start with the next message, if bytes are there.
     unstarted: Mutex<Range<u64>>,
+    /// Held by who appends.
+    appending: Mutex<()>,
+    /// Where the object ends, as the last append has told; `None` once it may be elsewhere.
+    end: Mutex<Option<u64>>,
 }
 
 impl RemoteObject {
@@ -52,11 +59,13 @@ impl RemoteObject {
             held: Mutex::new(held),
             is_lost: AtomicBool::new(false),
             unstarted: Mutex::new(0..0),
+            appending: Mutex::default(),
+            end: Mutex::default(),
         }
     }
 
     /// What is open, in the session that there is now.
-    fn held(&self) -> io::Result<Held> {
+    fn held(&self) -> Result<Held, CallError> {
         if self.is_lost.load(Ordering::Acquire) {
             return Err(Errno::EIO.into());
         }
@@ -68,9 +77,9 @@ impl RemoteObject {
         Ok(held.clone())
     }
 
-    fn open_again(&self, held: &mut Held) -> io::Result<()> {
+    fn open_again(&self, held: &mut Held) -> Result<(), CallError> {
         let now = match self.way.open(self.key, self.how) {
-            Err(error) if error.raw_os_error() == Some(libc::ENOENT) => {
+            Err(error) if error.is(Errno::ENOENT) => {
                 self.lose("is not there any more");
                 return Err(Errno::EIO.into());
             }
@@ -88,36 +97,32 @@ impl RemoteObject {
     }
 
     fn on(&self, request: &ObjectRequest, payload: &[u8], into: &mut [u8]) -> io::Result<Response> {
+        Ok(self.answer_to(request, payload, into)?)
+    }
+
+    /// Asked again where sessions end, but for an append that may have been done.
+    fn answer_to(
+        &self,
+        request: &ObjectRequest,
+        payload: &[u8],
+        into: &mut [u8],
+    ) -> Result<Response, CallError> {
         let mut tries = 0;
         loop {
             tries += 1;
             let held = match self.held() {
                 // It ended again while the object was opened anew, and nothing was asked.
-                Err(error) if is_lost(Errno::of(&error)) => match tries < TRIES {
-                    true => continue,
-                    false => return Err(OUT_OF_REACH.into()),
-                },
+                Err(error) if error.is_lost() && tries < TRIES => continue,
+                Err(error) if error.is_lost() => return Err(CallError::Unasked),
                 held => held?,
             };
             let call = ObjectCall::On(held.handle, request.clone());
-            let error = match self.way.call(&call, payload, into) {
+            match self.way.call(&call, payload, into) {
                 Ok(reply) => return Ok(reply.response),
-                Err(error) => error,
-            };
-            match Errno::of(&error) {
-                errno if tries < TRIES && may_ask_again(request, errno) => {
-                    if errno == Errno::EBADF {
-                        self.forget(&held);
-                    }
-                }
-                // Whether it was appended is not known.
-                errno if is_lost(errno) => {
-                    return Err(match request {
-                        ObjectRequest::Append => Errno::EIO.into(),
-                        _ => OUT_OF_REACH.into(),
-                    });
-                }
-                _ => return Err(error),
+                Err(error) if tries < TRIES && error.is(Errno::EBADF) => self.forget(&held),
+                Err(CallError::Unasked) if tries < TRIES => {}
+                Err(CallError::Lost) if tries < TRIES && *request != ObjectRequest::Append => {}
+                Err(error) => return Err(error),
             }
         }
     }
@@ -142,6 +147,27 @@ impl RemoteObject {
             Response::Done => Ok(()),
             _ => Err(odd()),
         }
+    }
+
+    /// How much of `data` is there behind `before`, where the object had ended when it was to be
+    /// appended. `EIO` where nobody can tell.
+    fn appended(&self, data: &[u8], before: u64) -> io::Result<usize> {
+        let look = || {
+            let grown = self.stat()?.size.checked_sub(before);
+            let Some(grown) = grown.filter(|grown| *grown <= data.len() as u64) else {
+                return Ok(None);
+            };
+            let mut found = vec![0; grown as usize];
+            let count = self.read_at(&mut found, before)?;
+            Ok::<_, io::Error>((data[..found.len()] == found[..count]).then_some(count))
+        };
+        let object = self.key.object;
+        match look() {
+            Ok(Some(bytes)) => return Ok(bytes),
+            Ok(None) => tracing::warn!("object {object}: somebody else appends to it as well"),
+            Err(error) => tracing::warn!("object {object}: what was appended: {error}"),
+        }
+        Err(Errno::EIO.into())
     }
 
     fn moved(response: &Response, most: usize) -> io::Result<usize> {
@@ -174,19 +200,6 @@ impl RemoteObject {
     }
 }
 
-fn is_lost(errno: Errno) -> bool {
-    errno == Errno::ENOTCONN || errno == NOT_SENT
-}
-
-fn may_ask_again(request: &ObjectRequest, errno: Errno) -> bool {
-    match errno {
-        // Nothing was done.
-        Errno::EBADF | NOT_SENT => true,
-        Errno::ENOTCONN => !matches!(request, ObjectRequest::Append),
-        _ => false,
-    }
-}
-
 impl RemoteObject {
     /// Follows a copy to its end. It is let run ahead of its pace no further than ahead of the PFS:
     /// what has moved cannot be held back.
@@ -196,7 +209,7 @@ impl RemoteObject {
         ahead_bytes: u64,
         control: &CopyControl<'_>,
     ) -> Result<CopyReport, OutsideError> {
-        let lost = |error| OutsideError::Copy(CopyError::Source(error));
+        let lost = |error: io::Error| OutsideError::Copy(CopyError::Source(error));
         let mut told = 0;
         loop {
             if (control.stop)() {
@@ -208,7 +221,7 @@ impl RemoteObject {
                 moved_bytes,
                 offset,
                 end,
-            } = asked.map_err(lost)?
+            } = asked.map_err(of_copy).map_err(lost)?
             else {
                 return Err(lost(odd()));
             };
@@ -234,7 +247,8 @@ impl RemoteObject {
         while after_blocks.len() < wanted {
             let from = after_blocks.len() as u32;
             let call = ObjectCall::CopySums { copy, from };
-            let Response::Moved(bytes) = self.way.call(&call, &[], &mut room)?.response else {
+            let summed = self.way.call(&call, &[], &mut room).map_err(of_copy)?;
+            let Response::Moved(bytes) = summed.response else {
                 return Err(odd());
             };
             let found = room.get(..bytes as usize).ok_or_else(odd)?;
@@ -249,6 +263,14 @@ impl RemoteObject {
             data_bytes: facts.data_bytes,
             sums: sums.ok_or_else(odd)?,
         })
+    }
+}
+
+/// An error of a copy that is under way: one that is not known there has ended with its session.
+fn of_copy(error: CallError) -> io::Error {
+    match error.is(Errno::EBADF) {
+        true => OUT_OF_REACH.into(),
+        false => error.into(),
     }
 }
 
@@ -273,7 +295,8 @@ impl RemoteObject {
         to: &Outside,
         control: &CopyControl<'_>,
     ) -> Result<CopyReport, OutsideError> {
-        let held = self.held().map_err(OutsideError::Unreached)?;
+        let held = self.held();
+        let held = held.map_err(|error| OutsideError::Unreached(error.into()))?;
         let call = ObjectCall::CopyOut {
             handle: held.handle,
             to: OutsideFile {
@@ -288,16 +311,16 @@ impl RemoteObject {
             Ok(ObjectReply::Opened(copy)) => copy,
             Ok(_) => return Err(CopyError::Source(odd()).into()),
             // It may have begun.
-            Err(error) if is_lost(Errno::of(&error)) => {
-                return Err(CopyError::Source(error).into());
-            }
-            Err(error) => return Err(OutsideError::Unreached(error)),
+            Err(error) if error.is_lost() => return Err(CopyError::Source(error.into()).into()),
+            Err(error) => return Err(OutsideError::Unreached(error.into())),
         };
         let made = self.follow(copy, to.ahead_bytes, control);
         let ended = self.way.order(ObjectCall::CopyEnd(copy));
         match (made, ended) {
             // Only who has ended it knows that nothing of it runs any more.
-            (Err(OutsideError::Unreached(_)), Err(error)) => Err(CopyError::Source(error).into()),
+            (Err(OutsideError::Unreached(_)), Err(error)) => {
+                Err(CopyError::Source(error.into()).into())
+            }
             (made, _) => made,
         }
     }
@@ -330,6 +353,7 @@ impl Object for RemoteObject {
     }
 
     fn write_at(&self, data: &[u8], offset: u64) -> io::Result<usize> {
+        *self.end.lock() = None;
         let mut done = 0;
         for part in data.chunks(limits::IO_BYTES_MAX) {
             let request = ObjectRequest::Write {
@@ -352,21 +376,39 @@ impl Object for RemoteObject {
     fn append(&self, data: &[u8]) -> io::Result<(usize, u64)> {
         // As much as goes at once: more would not be together.
         let part = &data[..data.len().min(limits::IO_BYTES_MAX)];
-        match self.on(&ObjectRequest::Append, part, &mut [])? {
-            Response::Object(ObjectReply::Appended { bytes, end })
-                if bytes as usize <= part.len() =>
-            {
-                Ok((bytes as usize, end))
+        // One at a time: else nobody knew whose bytes are there after the end of a session.
+        let _one = self.appending.lock();
+        let mut tries = 0;
+        loop {
+            tries += 1;
+            let end_before = *self.end.lock();
+            let before = end_before.map_or_else(|| Ok(self.stat()?.size), Ok::<_, io::Error>)?;
+            *self.end.lock() = None;
+            match self.answer_to(&ObjectRequest::Append, part, &mut []) {
+                Ok(Response::Object(ObjectReply::Appended { bytes, end }))
+                    if bytes as usize <= part.len() =>
+                {
+                    *self.end.lock() = Some(end);
+                    return Ok((bytes as usize, end));
+                }
+                Ok(_) => return Err(odd()),
+                Err(CallError::Lost) => match self.appended(part, before)? {
+                    0 if tries < TRIES => {}
+                    0 => return Err(OUT_OF_REACH.into()),
+                    bytes => return Ok((bytes, before + bytes as u64)),
+                },
+                Err(error) => return Err(error.into()),
             }
-            _ => Err(odd()),
         }
     }
 
     fn set_len(&self, size: u64) -> io::Result<()> {
+        *self.end.lock() = None;
         self.order(&ObjectRequest::SetLen { size })
     }
 
     fn allocate(&self, mode: Allocate, offset: u64, len: u64) -> io::Result<()> {
+        *self.end.lock() = None;
         self.order(&ObjectRequest::Allocate {
             change: convert::change(mode),
             offset,
@@ -420,6 +462,10 @@ impl Object for RemoteObject {
             ObjectReply::Truth(truth) => Ok(truth),
             _ => Err(odd()),
         }
+    }
+
+    fn forget_failed_flushes(&self) -> io::Result<()> {
+        self.order(&ObjectRequest::ForgetFailedFlushes)
     }
 
     fn block_writers(&self) -> io::Result<Box<dyn BlocksWriters>> {

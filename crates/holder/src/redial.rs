@@ -6,7 +6,7 @@ use std::time::Instant;
 use forebay_policy::patience::{DATA_SERVER_GONE, DATA_SERVER_TRY};
 use forebay_types::Errno;
 use forebay_wire::net::{ConnectError, NetConnection};
-use forebay_wire::{Carried, Connection, NOT_SENT, OUT_OF_REACH, Reply, Request};
+use forebay_wire::{Carried, Connection, NOT_SENT, OUT_OF_REACH, ObjectCall, Reply, Request};
 use parking_lot::{Condvar, Mutex};
 
 /// Begins a session.
@@ -192,7 +192,12 @@ fn dial(shared: &Weak<Shared>) {
 
 impl Connection for Redialing {
     fn call(&self, request: Request, payload: &[u8], into: &mut [u8]) -> Result<Reply, Errno> {
-        let (generation, session) = self.shared.session()?;
+        let begun = self.shared.session();
+        let (generation, session) = begun.map_err(|errno| match &request {
+            Request::Object(ObjectCall::Begin { .. }) => errno,
+            // Why there is no session is no answer to anything else.
+            _ => OUT_OF_REACH,
+        })?;
         let answered = session.call(request, payload, into);
         if let Err(Errno::ENOTCONN | NOT_SENT) = &answered {
             self.shared.is_over(generation);

@@ -17,6 +17,7 @@ use parking_lot::Mutex;
 
 use crate::claim::Claim;
 use crate::object::RemoteObject;
+use crate::unanswered::CallError;
 
 /// As many closed handles wait for the next call at most.
 const CLOSES_MAX: usize = 64;
@@ -88,7 +89,12 @@ pub(crate) struct Way {
 
 impl Way {
     /// In a session that has begun. Where another one has come between, nothing was done.
-    pub fn call(&self, call: &ObjectCall, payload: &[u8], into: &mut [u8]) -> io::Result<Reply> {
+    pub fn call(
+        &self,
+        call: &ObjectCall,
+        payload: &[u8],
+        into: &mut [u8],
+    ) -> Result<Reply, CallError> {
         for _ in 0..TRIES {
             let session = self.session()?;
             let request = Request::Object(call.clone());
@@ -96,25 +102,25 @@ impl Way {
                 Err(NOT_BEGUN) => *self.session.lock() = None,
                 // Another one may have come before the call: then it says nothing of this one.
                 Ok(_) if self.connection.generation() != session.generation => {
-                    return Err(Errno::ENOTCONN.into());
+                    return Err(CallError::Lost);
                 }
                 answered => return Ok(answered?),
             }
         }
-        Err(Errno::ENOTCONN.into())
+        Err(CallError::Unasked)
     }
 
-    pub fn ask(&self, call: ObjectCall) -> io::Result<ObjectReply> {
+    pub fn ask(&self, call: ObjectCall) -> Result<ObjectReply, CallError> {
         match self.call(&call, &[], &mut [])?.response {
             Response::Object(reply) => Ok(reply),
-            _ => Err(odd()),
+            _ => Err(odd().into()),
         }
     }
 
-    pub fn order(&self, call: ObjectCall) -> io::Result<()> {
+    pub fn order(&self, call: ObjectCall) -> Result<(), CallError> {
         match self.call(&call, &[], &mut [])?.response {
             Response::Done => Ok(()),
-            _ => Err(odd()),
+            _ => Err(odd().into()),
         }
     }
 
@@ -180,17 +186,6 @@ impl Way {
         Err(OUT_OF_REACH.into())
     }
 
-    /// The data server has ended the session of this generation: who asks next begins anew, and
-    /// hears whether a later start of the metadata server has come.
-    fn doubt(&self, generation: u64) {
-        let mut session = self.session.lock();
-        if session.is_some_and(|known| known.generation == generation)
-            && self.connection.generation() == generation
-        {
-            *session = None;
-        }
-    }
-
     /// Asked for each new file: what costs least is looked at first.
     fn is_answering(&self) -> bool {
         if self.shut.load(Ordering::Acquire) {
@@ -212,16 +207,16 @@ impl Way {
         }
     }
 
-    pub fn open(&self, key: ObjectKey, how: ObjectUse) -> io::Result<Held> {
+    pub fn open(&self, key: ObjectKey, how: ObjectUse) -> Result<Held, CallError> {
         self.opened(ObjectCall::Open { key, how })
     }
 
-    fn opened(&self, call: ObjectCall) -> io::Result<Held> {
+    fn opened(&self, call: ObjectCall) -> Result<Held, CallError> {
         let session = self.session()?;
         self.send_closes();
         match self.ask(call)? {
             ObjectReply::Opened(handle) => Ok(Held { handle, session }),
-            _ => Err(odd()),
+            _ => Err(odd().into()),
         }
     }
 
@@ -245,7 +240,7 @@ impl Way {
         let closes = std::mem::take(&mut *self.closes.lock());
         for some in closes.chunks(limits::RELEASES_PER_MESSAGE_MAX) {
             if let Err(error) = self.order(ObjectCall::Close(some.to_vec())) {
-                tracing::debug!("closing {} objects elsewhere: {error}", some.len());
+                tracing::debug!("closing {} objects elsewhere: {error:?}", some.len());
             }
         }
     }
@@ -378,22 +373,18 @@ impl RemoteTier {
         how: ObjectUse,
     ) -> io::Result<Arc<dyn Object>> {
         let key = self.key(id);
-        let call = ObjectCall::Create {
-            key,
-            identity: identity.encode(),
-            how,
+        let create = || {
+            self.way.opened(ObjectCall::Create {
+                key,
+                identity: identity.encode(),
+                how,
+            })
         };
-        let held = match self.way.opened(call) {
+        let held = match create() {
             // It may have been made in the session that has ended. An id is never given twice, so
             // what is there is this.
-            Err(error) if is_lost(&error) => match self.way.open(key, how) {
-                Err(error) if error.raw_os_error() == Some(libc::ENOENT) => {
-                    self.way.opened(ObjectCall::Create {
-                        key,
-                        identity: identity.encode(),
-                        how,
-                    })?
-                }
+            Err(error) if error.is_lost() => match self.way.open(key, how) {
+                Err(error) if error.is(Errno::ENOENT) => create()?,
                 opened => opened?,
             },
             made => made?,
@@ -404,11 +395,7 @@ impl RemoteTier {
     fn find(&self, id: ObjectId, how: ObjectUse) -> io::Result<Arc<dyn Object>> {
         let key = self.key(id);
         let held = match self.way.open(key, how) {
-            Err(error) if is_lost(&error) => match self.way.open(key, how) {
-                // Who asked asks again.
-                Err(error) if is_lost(&error) => return Err(OUT_OF_REACH.into()),
-                opened => opened?,
-            },
+            Err(error) if error.is_lost() => self.way.open(key, how)?,
             opened => opened?,
         };
         Ok(self.object(key, how, held))
@@ -428,14 +415,9 @@ impl CopiesOut for RemoteTier {
     ) -> Result<CopyReport, OutsideError> {
         let key = self.key(object);
         let held = self.way.open(key, ObjectUse::Share);
-        let held = held.map_err(OutsideError::Unreached)?;
+        let held = held.map_err(|error| OutsideError::Unreached(error.into()))?;
         RemoteObject::new(self.way.clone(), key, ObjectUse::Share, held).copy_out(to, control)
     }
-}
-
-/// Whether the session ended before the answer.
-pub(crate) fn is_lost(error: &io::Error) -> bool {
-    matches!(error.raw_os_error(), Some(libc::ENOTCONN | libc::ESHUTDOWN))
 }
 
 impl Tier for RemoteTier {
@@ -476,22 +458,15 @@ impl Tier for RemoteTier {
     }
 
     fn space(&self) -> io::Result<Space> {
-        let generation = self.way.connection.generation();
-        match self.way.ask(ObjectCall::Space(self.id)) {
-            Ok(ObjectReply::Space {
+        match self.way.ask(ObjectCall::Space(self.id))? {
+            ObjectReply::Space {
                 total_bytes,
                 free_bytes,
-            }) => Ok(Space {
+            } => Ok(Space {
                 total_bytes,
                 free_bytes,
             }),
-            Ok(_) => Err(odd()),
-            Err(error) => {
-                if error.raw_os_error() == Some(libc::ESTALE) {
-                    self.way.doubt(generation);
-                }
-                Err(error)
-            }
+            _ => Err(odd()),
         }
     }
 
@@ -524,13 +499,13 @@ impl Tier for RemoteTier {
         self.way.send_closes();
         let key = self.key(id);
         match self.way.order(ObjectCall::Remove(key)) {
-            Err(error) if is_lost(&error) => match self.way.order(ObjectCall::Remove(key)) {
+            Err(error) if error.is_lost() => match self.way.order(ObjectCall::Remove(key)) {
                 // It was removed in the session that has ended, or was not there: either way it
                 // is not.
-                Err(error) if error.raw_os_error() == Some(libc::ENOENT) => Ok(()),
-                done => done,
+                Err(error) if error.is(Errno::ENOENT) => Ok(()),
+                done => Ok(done?),
             },
-            done => done,
+            done => Ok(done?),
         }
     }
 
@@ -542,7 +517,7 @@ impl Tier for RemoteTier {
     }
 
     fn give_back(&self) -> io::Result<()> {
-        self.way.order(ObjectCall::GiveBack(self.id))
+        Ok(self.way.order(ObjectCall::GiveBack(self.id))?)
     }
 
     fn identity(&self, id: ObjectId) -> io::Result<Option<Identity>> {
@@ -585,6 +560,6 @@ impl Tier for RemoteTier {
     }
 
     fn sync_all(&self) -> io::Result<()> {
-        self.way.order(ObjectCall::SyncAll(self.id))
+        Ok(self.way.order(ObjectCall::SyncAll(self.id))?)
     }
 }

@@ -158,6 +158,10 @@ impl DataSession {
     ) -> io::Result<Response> {
         let (key, object) = self.known(handle)?;
         let failures = &self.server.failures;
+        if request == ObjectRequest::ForgetFailedFlushes {
+            failures.settle(key, self.number);
+            return Ok(Response::Done);
+        }
         let tells = failures::tells(&request);
         let empties = request == ObjectRequest::SetLen { size: 0 };
         let done = on(&*object, request, payload, into);
@@ -341,7 +345,8 @@ impl Service for DataSession {
             (_, None) => return NOT_BEGUN.into(),
             (_, Some(begun)) => match begun.turn.take() {
                 Some(turn) => Some(turn),
-                None => return Errno::ESTALE.into(),
+                // Its turn is over: who wants one begins, and hears whether it was replaced.
+                None => return NOT_BEGUN.into(),
             },
         };
         match self.answer(call, payload, into, peer.local) {
@@ -452,8 +457,10 @@ fn on(
             return Ok(Response::Done);
         }
         ObjectRequest::HasWriters => ObjectReply::Truth(object.has_writers()?),
-        // Of the session, which has what is held.
-        ObjectRequest::HoldWriters(_) => return Err(Errno::EINVAL.into()),
+        // Of the session, which has what is held, and of the data server, which has what failed.
+        ObjectRequest::HoldWriters(_) | ObjectRequest::ForgetFailedFlushes => {
+            return Err(Errno::EINVAL.into());
+        }
     };
     Ok(Response::Object(reply))
 }

@@ -7,9 +7,9 @@ use std::time::Duration;
 
 use forebay_holder::{Claim, DataHost, DataServer, Redialing, RemoteTier, RemoteTiers, SsdSetting};
 use forebay_tiers::{Object, Tier, conformance};
-use forebay_types::{Errno, ObjectId};
-use forebay_wire::Key;
+use forebay_types::{Errno, ObjectId, TierId};
 use forebay_wire::net::{NetConfig, NetConnection, NetServer, NetServerConfig};
+use forebay_wire::{Connection, Key, OUT_OF_REACH, ObjectCall, Request};
 
 const HERE: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 const INSTANCE: [u8; 16] = [7; 16];
@@ -47,15 +47,18 @@ impl Node {
         NetServer::start(config, Arc::new(DataHost(data))).expect("a server")
     }
 
-    fn tiers(&self, server: SocketAddr) -> RemoteTiers {
+    fn way(&self, server: SocketAddr) -> Redialing {
         let config = NetConfig {
             addresses: vec![server],
             links: 2,
             ..NetConfig::new("test", self.key.clone())
         };
         let dial = move || NetConnection::connect(config.clone());
-        let way = Redialing::new("server 2".into(), Box::new(dial));
-        RemoteTiers::new(Arc::new(way), Claim::new(INSTANCE, 1))
+        Redialing::new("server 2".into(), Box::new(dial))
+    }
+
+    fn tiers(&self, server: SocketAddr) -> RemoteTiers {
+        RemoteTiers::new(Arc::new(self.way(server)), Claim::new(INSTANCE, 1))
     }
 
     fn tier(&self, server: SocketAddr) -> RemoteTier {
@@ -120,4 +123,13 @@ fn only_a_metadata_server_gets_objects() {
     let refused = node.tiers(server.addresses()[0]).find("server-2");
     let errno = refused.err().map(|error| Errno::of(&error));
     assert_eq!(errno, Some(Errno::EACCES));
+    // Why there is no session is no answer to what a program asks.
+    let way = node.way(server.addresses()[0]);
+    let asked = |call| way.call(Request::Object(call), &[], &mut []).err();
+    let begin = ObjectCall::Begin {
+        instance: INSTANCE,
+        epoch: 1,
+    };
+    assert_eq!(asked(begin), Some(Errno::EACCES));
+    assert_eq!(asked(ObjectCall::Space(TierId(0))), Some(OUT_OF_REACH));
 }

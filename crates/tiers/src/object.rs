@@ -121,6 +121,13 @@ pub trait Object: Send + Sync {
         Ok(Box::new(blocker))
     }
 
+    /// The content was compared and is whole: a flush that has failed before is told to nobody any
+    /// more. Only what tells of one again has something to forget: a kernel tells each descriptor
+    /// once.
+    fn forget_failed_flushes(&self) -> io::Result<()> {
+        Ok(())
+    }
+
     /// The open file behind the object, for passthrough and zero copy; `None` where there is none.
     fn descriptor(&self) -> Option<BorrowedFd<'_>>;
 

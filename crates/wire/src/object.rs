@@ -88,6 +88,9 @@ pub enum ObjectRequest {
     /// Makes others who write it wait, until the contrary is said or the object is closed. Whether
     /// it works; [`ObjectReply::Truth`].
     HoldWriters(bool),
+    /// Its content was compared and is whole: no later session is told of flushes of it whose
+    /// failure this one has been told.
+    ForgetFailedFlushes,
 }
 
 /// Where the bytes of an open file are: what a mount needs to be given its descriptor by the data
@@ -315,6 +318,7 @@ impl ObjectCall {
                     | ObjectRequest::Stat
                     | ObjectRequest::HasWriters
                     | ObjectRequest::HoldWriters(_)
+                    | ObjectRequest::ForgetFailedFlushes
             ),
             ObjectCall::Create { .. }
             | ObjectCall::Open { .. }

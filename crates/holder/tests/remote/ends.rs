@@ -1,6 +1,8 @@
 //! Sessions that end at a certain call: no program hears of that.
 
-use forebay_wire::NOT_SENT;
+use forebay_tiers::{Allocate, Seek, WriteBack};
+use forebay_types::SetTime;
+use forebay_wire::{NOT_SENT, ObjectRequest};
 
 use super::*;
 
@@ -105,4 +107,113 @@ fn a_session_that_ends_while_an_object_is_opened_anew_is_no_error() {
         connection.end_in(0);
         assert_eq!(read(&*object), b"some");
     }
+}
+
+#[test]
+fn no_end_of_a_session_is_an_error_of_an_object() {
+    for ended in ENDS {
+        let dir = tempfile::tempdir().expect("a directory");
+        let begins = |call: &ObjectCall| !matches!(call, ObjectCall::Begin { .. });
+        let (connection, tier) = Ending::new(dir.path(), begins, ended);
+        let object = create(&tier, 1);
+        object.write_at(b"some", 0).expect("write");
+        let identity = conformance::identity(1);
+        let at = Some(SetTime::Now);
+        connection.end_in(u64::MAX);
+        let told = [
+            ("read", errno(object.read_at(&mut [0; 4], 0))),
+            ("write", errno(object.write_at(b"more", 4))),
+            ("set_len", errno(object.set_len(2))),
+            ("allocate", errno(object.allocate(Allocate::Extend, 0, 9))),
+            ("seek", errno(object.seek(0, Seek::Hole))),
+            ("sync", errno(object.sync(false))),
+            ("finish", errno(object.write_back(WriteBack::Finish, 0, 0))),
+            ("wait", errno(object.write_back(WriteBack::Wait, 0, 1))),
+            ("stat", errno(object.stat())),
+            ("set_times", errno(object.set_times(at, at))),
+            ("set_identity", errno(object.set_identity(&identity))),
+            ("has_writers", errno(object.has_writers())),
+            ("block_writers", errno(object.block_writers())),
+            ("append", errno(object.append(b"more"))),
+            ("forget", errno(object.forget_failed_flushes())),
+            ("space", errno(tier.space())),
+            ("create", errno(tier.create(ObjectId(2), &identity))),
+            ("share", errno(tier.create_shared(ObjectId(3), &identity))),
+            ("open", errno(tier.open(ObjectId(1)))),
+            ("open_shared", errno(tier.open_shared(ObjectId(1)))),
+            ("remove", errno(tier.remove(ObjectId(4)))),
+            ("quarantine", errno(tier.quarantine(ObjectId(5)))),
+            ("identity", errno(tier.identity(ObjectId(1)))),
+            ("list", errno(tier.list(&mut |_| {}))),
+            ("sync_all", errno(tier.sync_all())),
+            ("give_back", errno(tier.give_back())),
+        ];
+        for (what, told) in told {
+            assert_eq!(told, Some(AWAY), "{what} after {ended:?}");
+        }
+        connection.end_in(0);
+        // Whatever of that was done: the object is there, and the way to it.
+        object.write_at(b"new", 0).expect("write");
+        assert!(read(&*object).starts_with(b"new"));
+    }
+}
+
+#[test]
+fn an_append_of_which_nobody_can_tell_is_not_done_twice() {
+    let is_append = |call: &ObjectCall| matches!(call, ObjectCall::On(_, ObjectRequest::Append));
+    let dir = tempfile::tempdir().expect("a directory");
+    let (connection, tier) = Ending::new(dir.path(), is_append, Errno::ENOTCONN);
+    let object = create(&tier, 1);
+    let other = tier.open_shared(ObjectId(1)).expect("open");
+    assert_eq!(object.append(b"one").expect("append"), (3, 3));
+    // Somebody else as well, of whom the object has not heard: what is there is not known to be ours.
+    let here = flash(dir.path()).open(ObjectId(1)).expect("open");
+    here.write_at(b"theirs", 3).expect("write");
+    connection.end_in(1);
+    assert_eq!(errno(object.append(b"two")), Some(Errno::EIO));
+    assert_eq!(read(&*other), b"onetheirstwo");
+    // From there on it is.
+    connection.end_in(1);
+    assert_eq!(object.append(b"three").expect("asked again"), (5, 17));
+    assert_eq!(read(&*other), b"onetheirstwothree");
+    // Nothing was sent: it is asked again.
+    let (connection, tier) = Ending::new(dir.path(), is_append, NOT_SENT);
+    let object = tier.open(ObjectId(1)).expect("open");
+    connection.end_in(2);
+    assert_eq!(object.append(b"!").expect("asked again"), (1, 18));
+    assert!(connection.has_ended());
+}
+
+#[test]
+fn a_copy_that_has_ended_with_its_session_is_made_anew() {
+    let ([flash_dir, pfs_dir], breaking, _) = served_with_pfs();
+    let is_go = |call: &ObjectCall| matches!(call, ObjectCall::CopyGo { .. });
+    for errno in ENDS {
+        let connection = Arc::new(Ending {
+            inner: breaking.clone(),
+            is_it: is_go,
+            left: AtomicU64::new(0),
+            errno,
+        });
+        let tiers = RemoteTiers::new(connection.clone(), Claim::new(INSTANCE, 1));
+        let tier = tiers.find("server-2").expect("tiers").remove(0);
+        let object = create(&tier, 1);
+        object.write_at(&vec![7; 4 << 20], 0).expect("write");
+        let elsewhere = tier.copies_out().expect("elsewhere");
+        let (to, file) = outside(pfs_dir.path(), 1);
+        connection.end_in(1);
+        let lost = elsewhere.copy_out(ObjectId(1), &to, &CopyControl::NONE);
+        let Err(OutsideError::Copy(CopyError::Source(error))) = lost else {
+            panic!("{lost:?}");
+        };
+        assert_eq!(Errno::of(&error), AWAY, "after {errno:?}");
+        std::fs::remove_file(&file).expect("remove");
+        let (to, file) = outside(pfs_dir.path(), 2);
+        let copied = elsewhere.copy_out(ObjectId(1), &to, &CopyControl::NONE);
+        copied.expect("copied");
+        assert_eq!(std::fs::read(&file).expect("read"), vec![7; 4 << 20]);
+        std::fs::remove_file(&file).expect("remove");
+        tier.remove(ObjectId(1)).expect("remove");
+    }
+    drop(flash_dir);
 }

@@ -68,3 +68,33 @@ fn dirty_pages_are_written_where_they_are() {
     }
     assert_eq!(connection.calls.lock().len(), 4);
 }
+
+#[test]
+fn a_failed_flush_is_told_until_the_object_was_compared_and_no_more() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let faulty = Arc::new(FaultyTier::new(flash(dir.path())));
+    let tiers = faulty.clone();
+    let open = move |_| Ok(vec![tiers.clone() as Arc<dyn Tier>]);
+    let server = DataServer::new("boot 1".into(), Vec::new(), Box::new(open), None);
+    let connection = Breaking::new(server.clone());
+    let tier = tier_of(connection.clone());
+    let object = create(&tier, 1);
+    let fails = || {
+        faulty.inject(Operation::Sync, When::Nth(1), Effect::Fail(Errno::EIO));
+        assert_eq!(errno(object.sync(false)), Some(Errno::EIO));
+    };
+    fails();
+    for _ in 0..2 {
+        connection.begin(server.clone());
+        assert_eq!(errno(object.sync(false)), Some(Errno::EIO), "not settled");
+    }
+    object.forget_failed_flushes().expect("settled");
+    object.sync(false).expect("settled");
+    connection.begin(server.clone());
+    object.sync(false).expect("settled for later sessions, too");
+    // A later one is another one, and is not settled by who has not heard of it.
+    fails();
+    connection.begin(server.clone());
+    object.forget_failed_flushes().expect("of before");
+    assert_eq!(errno(object.sync(false)), Some(Errno::EIO));
+}

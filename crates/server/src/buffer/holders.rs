@@ -6,6 +6,8 @@ use std::time::{Duration, Instant};
 
 use forebay_holder::{Claim, RemoteTier, RemoteTiers};
 use forebay_policy::patience::DATA_SERVER_TRY;
+use forebay_types::Errno;
+use forebay_wire::OUT_OF_REACH;
 
 use parking_lot::Mutex;
 
@@ -100,12 +102,10 @@ pub fn find_holders(settings: &Settings, claim: &Claim, known: &mut Known) -> Ve
     found
 }
 
-/// The node that has it does not answer.
+/// The node that has it does not answer: whoever asks asks again. A tier of another node says
+/// nothing else of the end of a session.
 pub fn is_out_of_reach(error: &io::Error) -> bool {
-    matches!(
-        error.raw_os_error(),
-        Some(libc::EHOSTDOWN | libc::ENOTCONN | libc::ESHUTDOWN)
-    )
+    Errno::of(error) == OUT_OF_REACH
 }
 
 fn is_refused(error: &io::Error) -> bool {
@@ -150,7 +150,6 @@ fn find(holder: &HolderSetting, claim: &Claim, until: Instant, known: &Known) ->
 mod tests {
     use std::sync::{Arc, Barrier};
 
-    use forebay_types::Errno;
     use forebay_wire::{Connection, Reply, Request};
 
     use super::*;

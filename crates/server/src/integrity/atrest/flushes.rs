@@ -25,6 +25,13 @@ fn is_read_only(error: &io::Error) -> bool {
     error.raw_os_error() == Some(libc::EROFS)
 }
 
+/// Told once more to a later start, it would be looked at once more: there is no harm in that.
+pub(super) fn forget_failed_flushes(object: &dyn Object) {
+    if let Err(error) = object.forget_failed_flushes() {
+        tracing::debug!("a flush that has failed is told again: {error}");
+    }
+}
+
 fn ask(held: Option<&Known>) -> io::Result<()> {
     held.map_or(Ok(()), |held| heard_so_far(&*held.object))
 }
@@ -253,6 +260,7 @@ impl Integrity {
             match checksum(object, *size, stop) {
                 Ok(crc) if crc == expected => {
                     self.end_failed_flush(file);
+                    forget_failed_flushes(object);
                     self.at_rest.seal(file.object, residency.generation, &stat);
                     return Ok(Looked::Sound);
                 }

@@ -14,6 +14,7 @@ use forebay_types::{Errno, Generation, TierId};
 use forebay_wire::OUT_OF_REACH;
 use forebay_wire::control::FsckReport;
 
+use super::flushes::forget_failed_flushes;
 use super::{LOOKS_MAX, Looked, OpenedAtRest, Purpose, Recorded, is_exhaustion, is_missing};
 use crate::base::failure::Failure;
 use crate::buffer::blocks::Blocks;
@@ -180,6 +181,10 @@ impl Integrity {
         }
         match checksum(object, *size, stop) {
             Ok(crc) if crc == expected => {
+                if self.at_rest.is_suspect(file.object) {
+                    // Perhaps for a flush that has failed when the PFS had all of it.
+                    forget_failed_flushes(object);
+                }
                 self.at_rest.seal(file.object, residency.generation, &stat);
                 Ok(Looked::Sound)
             }
