@@ -1,6 +1,8 @@
 //! A data server that goes away at any moment of a start: nothing is lost for that.
 
 mod common;
+#[path = "holders/ends.rs"]
+mod ends;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicUsize, Ordering};

@@ -6,6 +6,7 @@ use forebay_tiers::{Identity, Object, TierKind};
 use forebay_types::{Errno, TierId};
 
 use crate::base::failure::Failure;
+use crate::buffer::holders::is_out_of_reach;
 use crate::files::Files;
 
 impl Files {
@@ -19,10 +20,15 @@ impl Files {
     ) -> Result<(TierId, Arc<dyn Object>), Failure> {
         let create = |tier: TierId| -> Result<Arc<dyn Object>, Failure> {
             let slot = self.buffer.tiers().get(tier).ok_or(Errno::ENODEV)?;
-            Ok(match shared {
-                true => slot.tier.create_shared(identity.object, identity)?,
-                false => slot.tier.create(identity.object, identity)?,
-            })
+            let made = match shared {
+                true => slot.tier.create_shared(identity.object, identity),
+                false => slot.tier.create(identity.object, identity),
+            };
+            if made.as_ref().is_err_and(is_out_of_reach) {
+                // It may be there all the same, and a start would take it for a new file.
+                self.remove_partial(identity.object, tier);
+            }
+            Ok(made?)
         };
         match create(tier) {
             Err(failure)

@@ -11,6 +11,7 @@ use forebay_namespace::File;
 use forebay_policy::scrub::{OBJECT_COST_BYTES, Undrained, is_to_be_sealed};
 use forebay_tiers::{CHECKSUM_STEP_BYTES, Object, Sums, TierKind, sums};
 use forebay_types::{Generation, ObjectId, TierId, failpoint};
+use forebay_wire::OUT_OF_REACH;
 
 use crate::base::failure::Failure;
 use crate::integrity::Integrity;
@@ -116,6 +117,8 @@ impl Sealer<'_> {
                 Err(Unsealed::Damaged(problem)) => {
                     self.integrity.settle_damage(&one.file, one.tier, problem);
                 }
+                // `status` names the node.
+                Err(Unsealed::Failed(failure)) if failure.errno() == OUT_OF_REACH => {}
                 Err(Unsealed::Failed(failure)) => {
                     let reason = format!("no checksum was made of it: {failure}");
                     self.integrity

@@ -13,6 +13,7 @@ use super::{Check, Wrong};
 use crate::base::failure::Failure;
 use crate::integrity::Integrity;
 use crate::integrity::atrest::flushes::FLUSH_FAILED;
+use crate::integrity::atrest::is_out_of_reach;
 use crate::integrity::identity::{IdentityCheck, mismatch};
 
 /// What the record says, taken at one moment.
@@ -44,6 +45,11 @@ impl Facts {
             original: None,
         })
     }
+}
+
+/// The node that has it has gone since the check began: that is no damage.
+fn not_checked(facts: &Facts, error: &std::io::Error) {
+    tracing::warn!("{}: not checked: {error}", facts.path.escape_ascii());
 }
 
 impl Check<'_> {
@@ -155,6 +161,10 @@ impl Check<'_> {
                 self.wrong(facts, Damage::ObjectLength, problem, false);
                 None
             }
+            Err(error) if is_out_of_reach(&error) => {
+                not_checked(facts, &error);
+                None
+            }
             Err(error) => {
                 let missing = error.raw_os_error() == Some(libc::ENOENT);
                 let damage = match missing {
@@ -183,6 +193,7 @@ impl Check<'_> {
                     let problem = mismatch(crc, expected);
                     return self.wrong(facts, Damage::ObjectContent, problem, false);
                 }
+                Err(error) if is_out_of_reach(&error) => return not_checked(facts, &error),
                 Err(error) => {
                     let problem = format!("its object cannot be read: {error}");
                     return self.wrong(facts, Damage::ObjectUnreadable, problem, false);

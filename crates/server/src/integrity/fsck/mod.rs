@@ -223,11 +223,13 @@ type Listed = Vec<(TierId, HashSet<ObjectId>)>;
 #[cfg(test)]
 mod tests {
     use forebay_namespace::Garbage;
+    use forebay_tiers::testing::{Effect, Operation, When};
     use forebay_types::{Errno, Ino};
+    use forebay_wire::OUT_OF_REACH;
     use forebay_wire::control::Finding;
 
     use super::*;
-    use crate::testing::{FLASH, Lab, create};
+    use crate::testing::{FLASH, Lab, create, drain};
 
     fn check(integrity: &Integrity) -> Check<'_> {
         Check {
@@ -307,5 +309,25 @@ mod tests {
         let mut check = check(&rooms.integrity);
         assert!(check.object(&facts).is_none());
         assert_eq!(check.report.findings, []);
+    }
+
+    #[test]
+    fn a_node_that_goes_while_its_objects_are_checked_is_no_damage() {
+        let (lab, flash) = Lab::with_faulty_flash();
+        let rooms = lab.rooms();
+        let handle = create(rooms, b"f", b"content");
+        rooms.files.release(handle).expect("close");
+        drain(rooms);
+        for (operation, errno, findings) in [
+            (Operation::Read, OUT_OF_REACH, 0),
+            (Operation::Stat, OUT_OF_REACH, 0),
+            (Operation::Stat, Errno::EIO, 1),
+        ] {
+            let fault = flash.inject(operation, When::Every, Effect::Fail(errno));
+            let report = rooms.integrity.fsck(true, true, true);
+            assert!(flash.fired(fault) > 0, "{operation:?}");
+            assert_eq!(report.findings.len(), findings, "{:?}", report.findings);
+            flash.heal(fault);
+        }
     }
 }
