@@ -3,14 +3,15 @@
 
 use std::collections::BTreeSet;
 use std::path::Path;
-use std::sync::RwLock;
 use std::sync::atomic::AtomicU64;
+use std::sync::{OnceLock, RwLock};
 use std::time::Instant;
 
 use forebay_client::Progress;
 use forebay_holder::{DataServer, DataSession, open_flash};
 use forebay_policy::durability::Durability;
 use forebay_server::{HolderSetting, SsdSetting};
+use forebay_tiers::testing::{Effect, FaultyTier, Operation, When};
 use forebay_tiers::{PfsTree, Tier};
 use forebay_types::{Handle, OpenFlags, SetAttr, SetTime};
 use forebay_wire::net::Guest;
@@ -30,6 +31,8 @@ enum End {
 /// A way to a data server whose session ends at a call of a test's choice. Another begins at once.
 struct Ending {
     server: Arc<DataServer>,
+    /// Its flash, from its first session on.
+    flash: Arc<OnceLock<Arc<FaultyTier>>>,
     session: RwLock<(Arc<DataSession>, Arc<InMemory>)>,
     ended: AtomicU64,
     calls: AtomicU64,
@@ -51,15 +54,19 @@ impl Ending {
             dir: dir.join("ssd0"),
             capacity_bytes: Some(64 << 20),
         };
+        let flash = Arc::new(OnceLock::new());
+        let opened: Arc<OnceLock<Arc<FaultyTier>>> = flash.clone();
         let open = move |instance| {
-            let tier = open_flash("ssd", &ssd, instance)?;
-            Ok(vec![Arc::new(tier) as Arc<dyn Tier>])
+            let tier = Arc::new(open_flash("ssd", &ssd, instance)?);
+            let faulty = opened.get_or_init(|| Arc::new(FaultyTier::new(tier)));
+            Ok(vec![faulty.clone() as Arc<dyn Tier>])
         };
         let pfs = PfsTree::open(&dir.join("pfs")).expect("a PFS");
         let server = DataServer::new("this boot".into(), Vec::new(), Box::new(open), Some(pfs));
         Arc::new(Ending {
             session: RwLock::new(begin(&server)),
             server,
+            flash,
             ended: AtomicU64::new(0),
             calls: AtomicU64::new(0),
             at: AtomicU64::new(0),
@@ -213,6 +220,7 @@ fn start(level: Durability) -> (Scratch, Arc<Ending>, Running) {
     settings.durability = Some(level);
     settings.demotion.copy_out_min_bytes = 1;
     settings.demotion.idle = false;
+    settings.scrub.seal_after = Duration::from_millis(20);
     settings.demotion.start_fraction = 0.9;
     let way = Ending::new(scratch.path());
     settings.holders = vec![HolderSetting {
@@ -274,5 +282,35 @@ fn what_could_not_be_made_for_want_of_a_session_leaves_nothing() {
     running.audit();
     running.put(b"f", b"content");
     assert_eq!(running.read_all(b"f").expect("read"), b"content");
+    running.instance.stop();
+}
+
+#[test]
+fn a_failed_flush_of_what_was_found_whole_is_not_told_in_later_sessions() {
+    let (_scratch, way, running) = start(Durability::Ssd);
+    let made = running.put(b"f", b"content");
+    running.wait_sealed().expect("sealed");
+    let open = |flags| {
+        let opened = running.client.open(made.ino, OpenFlags(flags as u32), me());
+        opened.map(|opened| opened.opened.handle)
+    };
+    let fsync = || {
+        let handle = open(libc::O_RDWR).expect("open");
+        let told = running.client.fsync(handle, false);
+        running.client.release(handle).expect("close");
+        told
+    };
+    let flash = way.flash.get().expect("a session");
+    let fault = flash.inject(Operation::Sync, When::Nth(1), Effect::Fail(Errno::EIO));
+    assert_eq!(fsync(), Err(Errno::EIO));
+    assert_eq!(flash.fired(fault), 1);
+    // All of it is there: the open has compared it.
+    assert_eq!(running.read_all(b"f").expect("read"), b"content");
+    assert_eq!(fsync(), Ok(()));
+    way.end_at(1, (End::Done, 1));
+    assert_eq!(asked("read", || running.read_all(b"f")), b"content");
+    assert!(way.has_ended());
+    assert_eq!(fsync(), Ok(()), "told again");
+    assert!(running.status().errors.is_empty());
     running.instance.stop();
 }
