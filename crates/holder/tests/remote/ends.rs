@@ -166,7 +166,7 @@ fn an_append_of_which_nobody_can_tell_is_not_done_twice() {
     let object = create(&tier, 1);
     let other = tier.open_shared(ObjectId(1)).expect("open");
     assert_eq!(object.append(b"one").expect("append"), (3, 3));
-    // Somebody else as well, of whom the object has not heard: what is there is not known to be ours.
+    // Somebody else writes it as well: what is there is not known to be ours.
     let here = flash(dir.path()).open(ObjectId(1)).expect("open");
     here.write_at(b"theirs", 3).expect("write");
     connection.end_in(1);
