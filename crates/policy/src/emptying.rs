@@ -20,7 +20,8 @@ pub struct Leaving<'a> {
     pub is_clean: bool,
     /// No restart will read it ([`crate::version::VersionTracker::is_outdated`]): it is drained.
     pub is_outdated: bool,
-    /// It is open: it leaves last, for it may change again.
+    /// It is open: it leaves last, for it may change again. It cannot be drained before its close, so
+    /// it moves where it can.
     pub in_use: bool,
     /// Another holder that answers has the same bytes.
     pub copy_at: Option<HolderId>,
@@ -39,6 +40,23 @@ pub enum Departure {
     Drain,
     /// To another holder, as it is.
     Move(HolderId),
+}
+
+/// Written while an open file was copied, bytes: so much is copied again while requests wait.
+const LITTLE_BYTES: u64 = 8 << 20;
+
+/// A writer that is ahead of the copy by more than this, bytes, is faster than the copy.
+const TOO_MUCH_BYTES: u64 = 256 << 20;
+
+/// Whether so many bytes may be copied while requests for the file wait: a moment that nobody
+/// notices.
+pub fn is_little(bytes: u64) -> bool {
+    bytes <= LITTLE_BYTES
+}
+
+/// Whether an open file stays where it is, since so much was written while it was caught up with.
+pub fn is_too_much(bytes: u64) -> bool {
+    bytes > TOO_MUCH_BYTES
 }
 
 /// How fast files leave; bytes/s, not negative.
@@ -88,8 +106,11 @@ pub fn leave(
                 order.push((file.id, Departure::Promote(at)));
             }
         }
-        let alone = dirty.copied().filter(|f| f.copy_at.is_none()).collect();
-        order.extend(ends.split(alone));
+        let alone = dirty.copied().filter(|f| f.copy_at.is_none());
+        order.extend(match in_use {
+            true => ends.move_all(alone),
+            false => ends.split(alone.collect()),
+        });
     }
     order
 }
@@ -133,6 +154,18 @@ impl TwoEnds {
         // The warmest, taken from the end: they are drained last.
         order.extend(not_taken.into_iter().rev());
         order
+    }
+
+    /// Moves what can; the warmest first, as long as there is room.
+    fn move_all<'a>(
+        &mut self,
+        files: impl DoubleEndedIterator<Item = &'a Leaving<'a>>,
+    ) -> Vec<(u64, Departure)> {
+        let all = files.rev().map(|file| match self.take_elsewhere(file) {
+            Some(to) => (file.id, Departure::Move(to)),
+            None => (file.id, Departure::Drain),
+        });
+        all.collect()
     }
 
     /// The holder that takes a file, with space set aside there.
@@ -259,6 +292,19 @@ mod tests {
         }
     }
 
+    #[test]
+    fn what_is_open_moves_whatever_the_pfs_takes_and_drains_where_there_is_no_room() {
+        let rule = HolderRule::default();
+        let open = |id, mib| Leaving {
+            in_use: true,
+            ..dirty(&rule, id, mib)
+        };
+        let files = [open(1, 0), open(2, 500), open(3, 600)];
+        let order = leave(NODE, &files, &[holder(2, 700)], &rates(1e9, 1.0));
+        let to = Departure::Move(HolderId(2));
+        assert_eq!(order, [(3, to), (2, Departure::Drain), (1, to)]);
+    }
+
     proptest! {
         #[test]
         fn all_leave_once_and_about_as_soon_as_they_can(
@@ -277,7 +323,8 @@ mod tests {
             let ids: BTreeSet<u64> = order.iter().map(|(id, _)| *id).collect();
             prop_assert_eq!((ids.len(), order.len()), (files.len(), files.len()));
             let mib = |kind: fn(&Departure) -> bool| -> f64 {
-                let of = order.iter().filter(|(_, what)| kind(what));
+                let at_rest = order.iter().filter(|(id, _)| !files[*id as usize].in_use);
+                let of = at_rest.filter(|(_, what)| kind(what));
                 of.map(|(id, _)| files[*id as usize].bytes as f64 / MIB as f64).sum()
             };
             let drained = mib(|what| *what == Departure::Drain);

@@ -72,6 +72,7 @@ impl Rooms {
             restarts_total,
             restart_hits_total,
             direct_files_total: load(&self.base.counters().direct_files),
+            handed_over_files_total: load(&self.base.counters().handed_over_files),
             dirty_cap_bytes: self.buffer.ledger().dirty_cap_bytes(),
             dirty_bytes,
             drain_rate_bytes_per_s: self.drain_rate(),

@@ -515,6 +515,8 @@ pub struct StatusBits {
     /// Checkpoints made on the PFS because they were colder than what would have had to leave for
     /// them. What went there for want of room is not among them.
     pub direct_files_total: u64,
+    /// Files that went on on another node while they were written, since theirs was full.
+    pub handed_over_files_total: u64,
     /// Files in the burst buffer.
     pub files: u64,
     /// Open files.

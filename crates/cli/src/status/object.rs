@@ -53,6 +53,7 @@ pub fn to_json(bits: &StatusBits) -> Value {
         "restarts_total": bits.restarts_total,
         "restart_hits_total": bits.restart_hits_total,
         "direct_files_total": bits.direct_files_total,
+        "handed_over_files_total": bits.handed_over_files_total,
         "pfs_silent_s": bits.pfs_silent_ms.map(json::seconds),
         "files": bits.files,
         "open_files": bits.open_files,

@@ -16,6 +16,8 @@ pub struct Counters {
     /// Checkpoints made on the PFS because they were colder than what would have had to leave for
     /// them. What went there for want of room is not among them.
     pub direct_files: AtomicU64,
+    /// Files that went on on another node while they were written: theirs was full.
+    pub handed_over_files: AtomicU64,
     /// Objects removed, bytes.
     pub deleted_bytes: AtomicU64,
     /// Writes that waited for space.

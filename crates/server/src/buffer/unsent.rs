@@ -22,7 +22,8 @@ pub struct Lacking {
 }
 
 impl Lacking {
-    const NOTHING: Lacking = Lacking {
+    /// The copy has all.
+    pub const NOTHING: Lacking = Lacking {
         all: false,
         ranges: Vec::new(),
         acknowledged: false,
@@ -57,6 +58,21 @@ impl Lacking {
     fn add_all(&mut self) {
         self.all = true;
         self.ranges.clear();
+    }
+
+    /// A copy that lacks this as well.
+    pub fn join(&mut self, other: Lacking) {
+        self.acknowledged |= other.acknowledged;
+        match other.all {
+            true => self.add_all(),
+            false => other.ranges.into_iter().for_each(|range| self.add(range)),
+        }
+    }
+
+    /// Bytes that are known to lack; `None` where nobody knows what does.
+    pub fn bytes(&self) -> Option<u64> {
+        let bytes = self.ranges.iter().map(|range| range.end - range.start);
+        (!self.all).then(|| bytes.sum())
     }
 }
 
@@ -156,14 +172,7 @@ impl Unsent {
     pub fn put_back(&self, taken: Lacking) {
         let mut state = self.state.lock();
         state.is_taken = false;
-        state.lacking.acknowledged |= taken.acknowledged;
-        match taken.all {
-            true => state.lacking.add_all(),
-            false => taken
-                .ranges
-                .into_iter()
-                .for_each(|one| state.lacking.add(one)),
-        }
+        state.lacking.join(taken);
     }
 
     /// It was made.

@@ -58,7 +58,8 @@ impl Files {
             let is_same = at_rest(file).is_some_and(|now| now.tier == from);
             (is_same && !claim.is_open()).then_some(claim)
         };
-        let moved = self.move_paced(&wanted, control, may_commit, drop);
+        let settle = |_, claim| drop(claim);
+        let moved = self.move_paced(&wanted, control, |_| Ok(may_commit()), settle);
         // A copy whose commit has failed stays, and stays charged.
         if holds && !self.buffer.has_late_copy(file, to) {
             self.buffer.ledger().release_shadow(file.object);
@@ -91,6 +92,18 @@ impl Files {
         let index = memory.map(|space| space.index);
         let index = index.or_else(|| flash_with_room(&spaces, bytes))?;
         Some(TierId(index as u8))
+    }
+
+    /// The same; where clean copies are to be evicted for it, flash that can ever hold it.
+    pub fn tier_with_clean(&self, server: u16, wanted: &Wanted<'_>, bytes: u64) -> Option<TierId> {
+        let largest = || {
+            let spaces = self.buffer.spaces().into_iter();
+            let there = spaces.filter(|space| self.server_of(space) == HolderId(server));
+            let flash = there.filter(|s| s.kind == forebay_policy::placement::TierKind::Ssd);
+            let largest = flash.max_by_key(|space| space.capacity_bytes)?;
+            (largest.capacity_bytes >= bytes).then_some(TierId(largest.index as u8))
+        };
+        self.tier_with_room(server, wanted, bytes).or_else(largest)
     }
 
     /// The rack of a server.

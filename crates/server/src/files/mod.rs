@@ -4,12 +4,14 @@
 pub(crate) mod allocate;
 pub(crate) mod attributes;
 pub(crate) mod change;
+pub(crate) mod changeover;
 pub(crate) mod closing;
 pub(crate) mod descriptors;
 pub(crate) mod fsync;
 pub(crate) mod garbage;
 pub(crate) mod guard;
 pub(crate) mod handed;
+pub(crate) mod handover;
 pub(crate) mod home;
 pub(crate) mod inplace;
 pub(crate) mod io;

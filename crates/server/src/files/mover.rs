@@ -73,32 +73,41 @@ impl Files {
         may_commit: impl FnOnce() -> Option<G>,
         settle: impl FnOnce(Arc<dyn Object>),
     ) -> Result<Option<u64>, Failure> {
-        self.move_paced(wanted, &CopyControl::NONE, may_commit, settle)
+        let settle = |object, held| {
+            settle(object);
+            drop(held);
+        };
+        self.move_paced(wanted, &CopyControl::NONE, |_| Ok(may_commit()), settle)
     }
 
-    /// The same, watched and stopped by `control` while it copies.
-    pub(super) fn move_paced<G>(
+    /// The same, watched and stopped by `control` while it copies. `may_commit` gets the copy, and
+    /// may still change it; `settle` gets what that has answered with, and what it answers with
+    /// itself is kept until the ledger follows the record.
+    pub(super) fn move_paced<G, K>(
         &self,
         wanted: &Move<'_>,
         control: &CopyControl<'_>,
-        may_commit: impl FnOnce() -> Option<G>,
-        settle: impl FnOnce(Arc<dyn Object>),
+        may_commit: impl FnOnce(&dyn Object) -> Result<Option<G>, Failure>,
+        settle: impl FnOnce(Arc<dyn Object>, G) -> K,
     ) -> Result<Option<u64>, Failure> {
         let copied = self.begin_move(wanted, control)?;
-        let held = may_commit();
-        let committed = match &held {
-            Some(_) => self.commit_move(wanted, &copied),
-            None => Ok(None),
+        let held = match may_commit(&*copied.object) {
+            Ok(Some(held)) => held,
+            refused => {
+                self.buffer.leave_copy(wanted.file, wanted.to);
+                return refused.map(|_| None);
+            }
         };
+        let committed = self.commit_move(wanted, &copied);
         let Ok(Some(bytes)) = committed else {
             drop(held);
             committed?;
             self.buffer.leave_copy(wanted.file, wanted.to);
             return Ok(None);
         };
-        settle(copied.object.clone());
-        drop(held);
+        let kept = settle(copied.object.clone(), held);
         self.end_move(wanted, &copied, bytes);
+        drop(kept);
         Ok(Some(bytes))
     }
 
@@ -174,7 +183,7 @@ impl Files {
     }
 
     /// What is read for a copy is what its device has taken.
-    fn flush_source(
+    pub(super) fn flush_source(
         &self,
         file: &Arc<File>,
         source: &dyn Object,
@@ -253,7 +262,11 @@ impl Files {
 }
 
 /// The copy is whole: it says so, on stable storage where its tier is such.
-fn finish(slot: &Slot, destination: &dyn Object, identity: &Identity) -> Result<(), Failure> {
+pub(super) fn finish(
+    slot: &Slot,
+    destination: &dyn Object,
+    identity: &Identity,
+) -> Result<(), Failure> {
     destination.set_identity(identity)?;
     if slot.kind != TierKind::Dram {
         destination.sync(false)?;

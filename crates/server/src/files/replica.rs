@@ -195,7 +195,7 @@ impl Files {
         Ok(Second::NoPlace)
     }
 
-    fn server_of_tier(&self, tier: TierId) -> u16 {
+    pub(super) fn server_of_tier(&self, tier: TierId) -> u16 {
         self.buffer.tiers().get(tier).map_or(0, |slot| slot.server)
     }
 

@@ -27,6 +27,9 @@ use crate::files::{Files, MAKING_SPACE};
 /// A writer that waits for space looks again after this long even if nobody woke it.
 const LOOK_AGAIN: Duration = Duration::from_millis(50);
 
+/// A file that asks for space moves so often at most: others may take what it has moved for.
+const MOVES_MAX: u32 = 2;
+
 /// What came of asking for space.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Room {
@@ -207,6 +210,7 @@ impl Files {
         let mut counted = false;
         // Asked before each try but the first: what frees the last space may do so just after one.
         let mut hopes = true;
+        let mut moves = 0;
         loop {
             match self.grow(open, len)? {
                 None => {
@@ -216,6 +220,11 @@ impl Files {
                     return Ok(Room::Yes);
                 }
                 Some(_) if !may_wait => return Ok(Room::WouldWait),
+                Some(Refused::Tier { .. })
+                    if moves < MOVES_MAX && self.goes_on_elsewhere(open, len) =>
+                {
+                    moves += 1;
+                }
                 Some(refused) => {
                     if !counted {
                         counted = true;
@@ -261,32 +270,31 @@ impl Files {
         {
             return Ok(Some(last));
         }
+        let hold = |held, ahead: u64| {
+            // It may be on its way to another node, and room is granted where it is.
+            let target = open.target.read();
+            if !matches!(&*target, Target::Buffer { tier: now, .. } if *now == tier) {
+                return Err(Refused::Tier { missing_bytes: 0 });
+            }
+            let ledger = self.buffer.ledger();
+            ledger.try_hold(file.object, tier, used, held, true)?;
+            open.budget_bytes.store(ahead as i64, Ordering::Release);
+            Ok(())
+        };
         let predicted = open.predicted_bytes.load(Ordering::Acquire);
         // Near the limit a full unit may be too much where the bytes themselves still fit.
         for ahead in [growth_ahead(predicted, used + len), 0] {
             let held = (used + len + ahead).max(open.lease_bytes.load(Ordering::Acquire));
-            match self
-                .buffer
-                .ledger()
-                .try_hold(file.object, tier, used, held, true)
-            {
-                Ok(()) => {
-                    open.budget_bytes.store(ahead as i64, Ordering::Release);
-                    return Ok(None);
-                }
+            match hold(held, ahead) {
+                Ok(()) => return Ok(None),
                 Err(Refused::Gone) => return Err(Errno::ESTALE.into()),
                 Err(refused) => last = refused,
             }
             if let Refused::Tier { missing_bytes } = last
                 && ahead == 0
                 && self.make_space(tier, missing_bytes.max(len)) > 0
-                && self
-                    .buffer
-                    .ledger()
-                    .try_hold(file.object, tier, used, held, true)
-                    .is_ok()
+                && hold(held, 0).is_ok()
             {
-                open.budget_bytes.store(0, Ordering::Release);
                 return Ok(None);
             }
         }
@@ -306,6 +314,22 @@ impl Files {
 
     /// The file's tier has no room for it: it moves to another tier that has, or to the overflow.
     fn move_on(&self, open: &OpenFile, len: u64, refused: Refused) -> Result<(), Failure> {
+        let to = |tier, size| match refused {
+            Refused::DirtyCap | Refused::Gone => {
+                Ok(self.buffer.tiers().need_overflow(self.ns.pfs())?)
+            }
+            Refused::Tier { .. } => self.other_tier(tier, size + len),
+        };
+        self.move_here(open, to)
+    }
+
+    /// The file goes on in another tier, which is chosen by the one that it is in, and its size.
+    /// Requests wait meanwhile.
+    pub(super) fn move_here(
+        &self,
+        open: &OpenFile,
+        choose: impl FnOnce(TierId, u64) -> Result<TierId, Failure>,
+    ) -> Result<(), Failure> {
         let Target::Buffer { file, .. } = open.target.read().clone() else {
             return Ok(());
         };
@@ -316,13 +340,7 @@ impl Files {
         let Target::Buffer { file, object, tier } = &*target else {
             return Ok(());
         };
-        let size = object.stat()?.size;
-        let to = match refused {
-            Refused::DirtyCap | Refused::Gone => {
-                self.buffer.tiers().need_overflow(self.ns.pfs())?
-            }
-            Refused::Tier { .. } => self.other_tier(*tier, size + len)?,
-        };
+        let to = choose(*tier, object.stat()?.size)?;
         let (file, object) = (file.clone(), object.clone());
         let wanted = Move {
             file: &file,

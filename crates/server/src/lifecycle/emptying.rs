@@ -3,16 +3,20 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use forebay_namespace::File;
 use forebay_policy::demotion::order_demotion;
-use forebay_policy::emptying::{Departure, Leaving, LeavingRates, leave};
+use forebay_policy::emptying::{Departure, Leaving, LeavingRates, is_too_much, leave};
 use forebay_policy::holders::{Holder, HolderId, HolderRule};
 use forebay_tiers::CopyControl;
 use forebay_types::{ObjectId, TierId};
 
+use crate::base::failure::Failure;
 use crate::buffer::emptying::{Held, Leaver};
+use crate::buffer::opens::OpenFile;
+use crate::files::changeover;
 use crate::lifecycle::Lifecycle;
 
 /// Between two looks while a node is emptied.
@@ -54,8 +58,9 @@ pub fn move_files(lifecycle: &Arc<Lifecycle>) {
     }
 }
 
-/// Files of a node that is to be empty that may move or be drained, and nobody has open.
-type AtRest = BTreeMap<u16, Vec<Arc<File>>>;
+/// Files of a node that is to be empty that may move or be drained, and whether somebody has them
+/// open.
+type ByNode = BTreeMap<u16, Vec<(Arc<File>, bool)>>;
 
 impl Lifecycle {
     /// One look at all files.
@@ -65,7 +70,7 @@ impl Lifecycle {
         emptying.try_again();
         let mut held: BTreeMap<u16, Held> = BTreeMap::new();
         let (mut urged, mut evicted) = (0, false);
-        let mut at_rest = AtRest::new();
+        let mut leaving = ByNode::new();
         for file in self.buffer.files() {
             if self.base.is_ending() {
                 return;
@@ -81,26 +86,28 @@ impl Lifecycle {
                 (state.residency.clean, state.is_unlinked())
             };
             let is_open = self.buffer.opens().is_open_now(file.ino);
-            if !clean && !unlinked && !is_open && self.may_move(&file, server) {
-                at_rest.entry(server).or_default().push(file);
-                continue;
-            }
-            if !clean && !unlinked && self.buffer.queue().knows(file.object) {
-                self.urge(&file, &mut urged);
-                continue;
-            }
             if is_open {
                 let held = held.entry(server).or_default();
                 held.files += 1;
                 if held.paths.len() < NAMED_MAX {
                     held.paths.push(file.path());
                 }
-            } else if clean && !is_silent {
+            }
+            // A clean copy that nobody has open is dropped.
+            if !unlinked && (is_open || !clean) && self.may_move(&file, server) {
+                leaving.entry(server).or_default().push((file, is_open));
+                continue;
+            }
+            if !clean && !unlinked && self.buffer.queue().knows(file.object) {
+                self.urge(&file, &mut urged);
+                continue;
+            }
+            if !is_open && clean && !is_silent {
                 evicted |= self.buffer.evict(&file).is_some();
             }
         }
         emptying.note_held(held);
-        self.part(at_rest, is_silent, &mut urged);
+        self.part(leaving, is_silent, &mut urged);
         if evicted {
             self.buffer.wake_collector();
         }
@@ -146,14 +153,14 @@ impl Lifecycle {
     }
 
     /// Has files drained or moved, as the policy says.
-    fn part(&self, at_rest: AtRest, is_silent: bool, urged: &mut usize) {
-        let nodes = at_rest.len().max(1) as f64;
+    fn part(&self, leaving: ByNode, is_silent: bool, urged: &mut usize) {
+        let nodes = leaving.len().max(1) as f64;
         let rates = LeavingRates {
             drain_bytes_per_s: self.drain_rate(is_silent) / nodes,
             move_bytes_per_s: self.settings.replica_rate_bytes_per_s as f64 / nodes,
         };
         let mut leavers = Vec::new();
-        for (server, files) in at_rest {
+        for (server, files) in leaving {
             for (id, departure) in self.departures(server, &files, &rates) {
                 let object = ObjectId(id);
                 match departure {
@@ -189,27 +196,29 @@ impl Lifecycle {
     fn departures(
         &self,
         server: u16,
-        files: &[Arc<File>],
+        files: &[(Arc<File>, bool)],
         rates: &LeavingRates,
     ) -> Vec<(u64, Departure)> {
         let apps = self.catalog.apps();
         let bytes = |file: &File| self.buffer.ledger().used_bytes(file.object);
-        let candidate = |file: &Arc<File>| apps.candidate(file.object, bytes(file), false);
+        let candidate =
+            |(file, _): &(Arc<File>, bool)| apps.candidate(file.object, bytes(file), false);
         let mut victims: Vec<_> = files.iter().map(candidate).collect();
         order_demotion(self.plan.engine().placement(), &mut victims, apps.now_s());
-        let by_id: HashMap<u64, &Arc<File>> = files.iter().map(|f| (f.object.0, f)).collect();
+        let by_id: HashMap<u64, _> = files.iter().map(|f| (f.0.object.0, f)).collect();
         let rule = HolderRule::default();
         let leaving = victims.iter().map(|victim| {
-            let file = by_id[&victim.id];
+            let (file, in_use) = by_id[&victim.id];
             let second = self.files.second_of(file).map(|(tier, _)| tier);
             let second = second.filter(|tier| !self.buffer.is_closed(*tier));
             let copy_at = second.and_then(|tier| self.buffer.tiers().get(tier));
             Leaving {
                 id: victim.id,
                 bytes: victim.bytes,
+                // What is clean and open cannot be dropped: it moves.
                 is_clean: false,
-                is_outdated: victim.outdated,
-                in_use: false,
+                is_outdated: victim.outdated && !in_use,
+                in_use: *in_use,
                 copy_at: copy_at.map(|slot| HolderId(slot.server)),
                 wanted: self.files.wanted_elsewhere(file, &rule),
             }
@@ -249,21 +258,25 @@ impl Lifecycle {
             return false;
         };
         let rate = self.settings.replica_rate_bytes_per_s as f64;
-        let control = CopyControl {
-            // Whoever has it now may wait for the right to copy it.
-            stop: &|| {
-                self.base.is_ending()
-                    || !self.buffer.emptying().has(server)
-                    || self.buffer.opens().is_open_now(file.ino)
-            },
-            moved: &|bytes, _| {
-                let pause = Duration::from_secs_f64(bytes as f64 / rate);
-                self.pause_unless(pause, &|| self.buffer.opens().is_open_now(file.ino));
-            },
+        let is_over = || self.base.is_ending() || !self.buffer.emptying().has(server);
+        let done = match self.buffer.opens().by_ino(file.ino) {
+            Some(open) => self.move_open(&file, &open, to, &is_over),
+            None => {
+                // Whoever opens it then may wait for the right to copy it.
+                let is_opened = || self.buffer.opens().is_open_now(file.ino);
+                let control = CopyControl {
+                    stop: &|| is_over() || is_opened(),
+                    moved: &|bytes, _| {
+                        let pause = Duration::from_secs_f64(bytes as f64 / rate);
+                        self.pause_unless(pause, &is_opened);
+                    },
+                };
+                self.files.move_to_node(&file, to, &control)
+            }
         };
-        match self.files.move_to_node(&file, to, &control) {
+        match done {
             Ok(done) => done,
-            // Stopped for who has opened it: it leaves after its close.
+            // Stopped for who has opened it, or waits for it: it is tried again.
             Err(_) if self.buffer.opens().is_open_now(file.ino) => false,
             Err(failure) => {
                 let name = self.buffer.tiers().called(to);
@@ -274,6 +287,38 @@ impl Lifecycle {
                 false
             }
         }
+    }
+
+    /// The same while somebody has it open. Who waits for the file is not held up for the rate,
+    /// and not for long.
+    fn move_open(
+        &self,
+        file: &Arc<File>,
+        open: &OpenFile,
+        to: TierId,
+        is_over: &(dyn Fn() -> bool + Sync),
+    ) -> Result<bool, Failure> {
+        let rate = self.settings.replica_rate_bytes_per_s as f64;
+        // What it has grown to since it was opened is not booked yet.
+        let size_bytes = open.target.read().object().stat()?.size;
+        let left_bytes = AtomicU64::new(size_bytes);
+        let is_wanted = || open.unsent.is_wanted();
+        let control = CopyControl {
+            stop: &|| is_over() || (is_wanted() && is_too_much(left_bytes.load(Ordering::Relaxed))),
+            moved: &|bytes, _| {
+                let left = left_bytes.load(Ordering::Relaxed).saturating_sub(bytes);
+                left_bytes.store(left, Ordering::Relaxed);
+                let pause = Duration::from_secs_f64(bytes as f64 / rate);
+                self.pause_unless(pause, &is_wanted);
+            },
+        };
+        let leaving = changeover::Leaving {
+            file,
+            open,
+            to,
+            ahead_bytes: 0,
+        };
+        self.files.move_open_to_node(leaving, &control)
     }
 
     /// The node that is to be empty and has the file, or a copy of it.
