@@ -44,6 +44,7 @@ pub use error::{NsError, in_record, of_object, on_pfs};
 pub use namespace::{Garbage, Loaded, Namespace, PendingChange};
 pub use ops::create::{Adopted, Free, NewFile};
 pub use ops::lookup::{Found, Resolved};
+pub use ops::older::Renaming;
 pub use ops::setattr::AttrPlan;
 pub use ops::unnamed::FirstName;
 pub use ops::unpublished::Publication;

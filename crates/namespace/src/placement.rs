@@ -62,7 +62,8 @@ impl Namespace {
             let here = state.names.first().is_some_and(|(dir, name)| {
                 Arc::ptr_eq(dir, &demotion.dir) && *name == demotion.name
             });
-            if !here || state.residency.generation != demotion.generation {
+            let stays = here && state.renaming == 0;
+            if !stays || state.residency.generation != demotion.generation {
                 return Ok(Placed::Superseded);
             }
             let expected = state.expected_at(&demotion.dir, &demotion.name);

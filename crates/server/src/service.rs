@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::mpsc::RecvTimeoutError;
 use std::time::{Duration, Instant};
 
-use forebay_types::{Cred, Dirent, Errno, Handle, RenameMode, limits};
+use forebay_types::{Cred, Dirent, Errno, Handle, RenameMode, failpoint, limits};
 use forebay_wire::control::{Control, ControlResponse, JobProgress};
 use forebay_wire::{Link, Peer, Reply, Request, Response, Service, Shown};
 
@@ -396,12 +396,14 @@ impl Server {
             RenameMode::NoReplace => {}
         }
         let had = (rooms.files.had(from), rooms.files.had(to));
+        let _renaming = rooms.base.ns().begin_rename(from.parent, &from.name)?;
         let renamed = rooms
             .base
             .ns()
             .rename(from.parent, &from.name, to.parent, &to.name, mode);
         rooms.base.absorb_conflicts();
         let replaced = renamed?;
+        failpoint::hit(failpoint::Point::RenameNamed);
         rooms.files.was_renamed((from, &had.0), (to, &had.1), mode);
         if let Some(file) = replaced {
             rooms.files.lost_name(&file, &had.1);

@@ -7,7 +7,7 @@ pub(crate) mod getattr;
 pub(crate) mod link;
 pub(crate) mod lookup;
 pub(crate) mod make;
-mod older;
+pub(crate) mod older;
 mod parting;
 pub(crate) mod readdir;
 pub(crate) mod rename;

@@ -4,14 +4,34 @@ use std::sync::Arc;
 
 use forebay_kv::Durability;
 use forebay_tiers::PfsDir;
-use forebay_types::failpoint;
+use forebay_types::{Ino, failpoint};
 
 use crate::record::Published;
 use crate::tree::Dir;
 use crate::tree::{FileState, Place};
 use crate::{File, Namespace, NsError};
 
+/// A rename of a file of the burst buffer is under way: until this goes, no copy of the file gets
+/// its name on the PFS. See [`Namespace::part_from_older`].
+pub struct Renaming(Arc<File>);
+
+impl Drop for Renaming {
+    fn drop(&mut self) {
+        self.0.lock().end_rename();
+    }
+}
+
 impl Namespace {
+    /// To be asked before a rename, and kept until the file was parted from what it has replaced,
+    /// where that is to be done. `None`: the file is not in the burst buffer.
+    pub fn begin_rename(&self, parent: Ino, name: &[u8]) -> Result<Option<Renaming>, NsError> {
+        let Some(file) = self.dir(parent)?.child(name) else {
+            return Ok(None);
+        };
+        file.lock().begin_rename();
+        Ok(Some(Renaming(file)))
+    }
+
     /// The older version on the PFS, which the file's next demotion would replace, goes at once:
     /// somebody still has it open, and what they change there must not look like an outsider's
     /// doing.

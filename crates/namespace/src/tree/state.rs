@@ -34,6 +34,7 @@ impl FileState {
                 safe: None,
                 cuts: 0,
                 cutting: 0,
+                renaming: 0,
             },
             unplaced: Vec::new(),
             unsettled: false,

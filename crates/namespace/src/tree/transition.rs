@@ -368,6 +368,17 @@ impl FileState {
         self.facts.drain_open = self.drain_open.saturating_sub(1);
     }
 
+    /// A rename of it begins.
+    pub(crate) fn begin_rename(&mut self) {
+        self.facts.renaming += 1;
+    }
+
+    /// That is over.
+    pub(crate) fn end_rename(&mut self) {
+        debug_assert!(self.renaming > 0, "who ends a rename has begun it");
+        self.facts.renaming = self.renaming.saturating_sub(1);
+    }
+
     /// A worker copies it to the PFS.
     pub(crate) fn begin_demotion(&mut self) {
         debug_assert!(self.is_dirty() && !self.demoting, "one copy at a time");

@@ -380,6 +380,7 @@ pub fn workloads(point: Point) -> Vec<Workload> {
             renames_over_open(),
         ]),
         Point::OlderGone => renames_over_open(),
+        Point::RenameNamed => each([buffer_renames(), renames_over_open()]),
         Point::UnlinkPfs | Point::UnlinkRecord => unlinks(),
         Point::RmdirPfs => vec![work([Mkdir("d"), w("d/a", 1), Unlink("d/a")], [Rmdir("d")])],
         Point::GarbageObjects => vec![work([w("a", 1)], [Unlink("a")])],

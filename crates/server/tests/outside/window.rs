@@ -195,3 +195,43 @@ fn changed_outside_between_the_look_and_the_rename() {
 fn changed_outside_between_the_look_and_the_rename_of_a_temporary_file() {
     run(false);
 }
+
+/// Who has the file open that a rename replaces is no outsider: what they change is gone with it.
+#[test]
+fn changed_by_who_has_it_open_while_another_file_takes_its_name() {
+    let scratch = Scratch::new();
+    let settings = settings(scratch.path(), 8 << 20);
+    let server = Arc::new(Running::start(&settings, false));
+    let path = scratch.pfs().join("replaced");
+    // More than there is room for: it is changed where it is.
+    fs::write(&path, vec![1; 20 << 20]).expect("write");
+    let found = server.client.lookup(Ino::ROOT, b"replaced", 0);
+    let ino = found.expect("there").ino;
+    let open = server.client.open(ino, RW, me()).expect("open");
+    let old = open.opened.handle;
+    server.write(old, 0, b"begun").expect("write");
+    server.put(b"new", OURS);
+    let (renaming, handle) = (server.clone(), old);
+    failpoint::always(Point::RenameNamed, move || {
+        // A moment for the drain, which has nothing better to do.
+        for _ in 0..10 {
+            renaming.write(handle, 0, b"again").expect("write");
+            std::thread::sleep(TICK * 4);
+        }
+    });
+    let (from, to) = (b"new".as_slice(), b"replaced".as_slice());
+    let renamed = server.client.rename(
+        (Ino::ROOT, from),
+        (Ino::ROOT, to),
+        forebay_types::RenameMode::Replace,
+        me(),
+    );
+    renamed.expect("renamed");
+    server.write(old, 0, b"still").expect("its handle holds it");
+    server.client.release(old).expect("close");
+    stage_out(&server);
+    assert_eq!(conflicts(&snapshot(&scratch.pfs())), 0);
+    assert_eq!(fs::read(&path).expect("there"), OURS);
+    assert_eq!(server.read_all(b"replaced").expect("read"), OURS);
+    server.instance.stop();
+}
