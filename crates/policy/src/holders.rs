@@ -97,10 +97,11 @@ pub struct HolderRule {
 }
 
 impl HolderRule {
-    fn allows(&self, holder: &Holder) -> bool {
+    /// Whether a holder is allowed.
+    pub fn allows(&self, id: HolderId, rack: Rack) -> bool {
         (self.servers.is_empty() && self.racks.is_empty())
-            || self.servers.contains(&holder.id)
-            || self.racks.contains(&holder.rack)
+            || self.servers.contains(&id)
+            || self.racks.contains(&rack)
     }
 }
 
@@ -226,7 +227,7 @@ pub(crate) fn best<'a>(
     near: Option<Rack>,
 ) -> Option<(&'a Holder, Room)> {
     candidates
-        .filter(|h| h.takes_files() && wanted.rule.allows(h))
+        .filter(|h| h.takes_files() && wanted.rule.allows(h.id, h.rack))
         .map(|h| (h, h.room_for(wanted)))
         .filter(|(_, has)| *has >= room)
         .max_by_key(|(h, has)| {

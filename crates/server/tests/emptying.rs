@@ -12,10 +12,11 @@ use std::time::{Duration, Instant};
 
 use forebay_holder::{DataServer, open_flash};
 use forebay_policy::engine::Bandwidths;
-use forebay_server::{HolderWay, NodeSetting, Settings, SsdSetting};
+use forebay_policy::holders::{HolderId, HolderRule, Locality};
+use forebay_server::{HolderWay, NodeSetting, PathRule, Settings, SsdSetting};
 use forebay_tiers::{PfsTree, Tier};
 use forebay_types::failpoint::{self, Ends, Point};
-use forebay_types::{Errno, Ino};
+use forebay_types::{Errno, Ino, RenameMode};
 use forebay_wire::control::Control;
 use forebay_wire::{Connection, InMemory, OUT_OF_REACH, Reply, Request};
 
@@ -228,6 +229,61 @@ fn what_the_pfs_is_too_slow_for_moves_to_another_node() {
     for (n, name) in names() {
         assert!(std::fs::read(scratch.pfs().join(&name)).expect("there") == content(n));
     }
+    running.instance.stop();
+}
+
+#[test]
+fn what_may_lie_on_no_other_node_is_drained_and_all_else_moves() {
+    let _one = alone();
+    let scratch = Scratch::new();
+    let mut servers = servers(scratch.path());
+    let only = |pattern: &str, locality, servers: &[u16]| PathRule {
+        pattern: pattern.into(),
+        durability: None,
+        mtbf: None,
+        group: None,
+        placement: Some(HolderRule {
+            locality,
+            servers: servers.iter().copied().map(HolderId).collect(),
+            racks: Vec::new(),
+        }),
+    };
+    // Nothing was drained yet, and nobody says how fast that is: half would move.
+    servers.settings.engine.bandwidths = None;
+    servers.settings.rules = vec![
+        only("/own*", Locality::LocalOnly, &[]),
+        only("/pinned*", Locality::WriterFirst, &[2]),
+        only("/free*", Locality::WriterFirst, &[3, 2]),
+    ];
+    let running = Running::start(&servers.settings, false);
+    fill(&running);
+    let named = |begin: &'static str, numbers: [u8; 2]| numbers.map(|n| (n, format!("{begin}{n}")));
+    let (own, pinned, free) = (
+        named("own", [0, 1]),
+        named("pinned", [2, 3]),
+        named("free", [4, 5]),
+    );
+    for (n, name) in own.iter().chain(&pinned).chain(&free) {
+        let (old, root) = (format!("f{n}"), Ino::ROOT);
+        let done = running.client.rename(
+            (root, old.as_bytes()),
+            (root, name.as_bytes()),
+            RenameMode::Replace,
+            common::me(),
+        );
+        done.expect("rename");
+    }
+    order(&running, 2, true);
+    wait_for("they leave", || left_on(&running, 2) == 0);
+    for (n, name) in own.iter().chain(&pinned) {
+        assert_eq!(server_of(&running, name), None, "{name}");
+        assert!(std::fs::read(scratch.pfs().join(name)).expect("drained") == content(*n));
+    }
+    assert!(
+        free.iter()
+            .any(|(_, name)| server_of(&running, name) == Some(3))
+    );
+    running.audit();
     running.instance.stop();
 }
 

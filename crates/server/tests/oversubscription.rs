@@ -523,6 +523,7 @@ fn the_first_checkpoint_of_an_application_is_placed_by_its_own_mtbf() {
         pattern: format!("/{name}-*"),
         durability: None,
         mtbf: Some(Duration::from_secs(mtbf_s)),
+        placement: None,
         group: None,
     };
     settings.rules = vec![rule("often", 600), rule("some", 6000), rule("rare", 60_000)];

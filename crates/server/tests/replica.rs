@@ -2,6 +2,8 @@
 //! goes, and what it has when it is back is never taken for the file.
 
 mod common;
+#[path = "replica/placing.rs"]
+mod placing;
 #[path = "replica/restarts.rs"]
 mod restarts;
 

@@ -103,6 +103,7 @@ fn rules(input: &[u8]) {
         durability: Some(Durability::Pfs),
         mtbf: None,
         group: Some(GroupMode::Commit),
+        placement: None,
     };
     let rules: Vec<PathRule> = patterns.lines().take(RULES_MAX).map(rule).collect();
     let rules = Rules::new(&rules);

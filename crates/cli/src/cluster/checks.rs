@@ -76,7 +76,8 @@ impl<'a> Checks<'a> {
         Checks { file }
     }
 
-    fn at(&self, span: Range<usize>, problem: Problem) -> ConfigError {
+    /// Something is wrong at a place in the file.
+    pub fn at(&self, span: Range<usize>, problem: Problem) -> ConfigError {
         ConfigError::At {
             path: self.file.path().into(),
             line: self.file.line_at(span.start),

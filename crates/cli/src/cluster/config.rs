@@ -5,12 +5,14 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use forebay_policy::durability::Durability;
+use forebay_policy::holders::HolderRule;
 use forebay_policy::links::Distribution;
 use forebay_server::{SsdSetting, StoreSetting};
 
 use super::address::is_here;
 use super::checks::Checks;
 use super::error::{ConfigError, Problem};
+use super::placing::rack_number;
 use super::written::Written;
 use crate::up::given::Given;
 use crate::up::layers::{ConfigFile, Layers};
@@ -58,6 +60,8 @@ pub struct Cluster {
     /// How clients mount it.
     pub mount: MountSettings,
     shared: Given,
+    /// One for each rule of `shared`.
+    placements: Vec<Option<HolderRule>>,
     path: PathBuf,
 }
 
@@ -137,6 +141,7 @@ impl Cluster {
         let common = checks.common(section)?;
         let servers = checks.servers(&written)?;
         checks.second_copies(&written, section, (common.replicas, &servers))?;
+        let placements = checks.placements(&written, &servers)?;
         let mut store = common.store;
         if checks.standbys(&written, &servers, &store)?
             && let StoreSetting::Server(store) = &mut store
@@ -166,6 +171,7 @@ impl Cluster {
             servers,
             mount,
             shared: written.shared(),
+            placements,
             path: file.path().into(),
         })
     }
@@ -210,17 +216,15 @@ impl Cluster {
             plan.settings.replica_rate_bytes_per_s = rate;
         }
         plan.settings.restart_copies = self.restart_copies;
+        for (rule, placement) in plan.settings.rules.iter_mut().zip(&self.placements) {
+            rule.placement = placement.clone();
+        }
         Ok(plan)
     }
 
     /// Servers with the same number fail together.
     pub fn rack(&self, server: &Server) -> u16 {
-        let mut servers = self.servers.iter();
-        let is_same = |other: &Server| match &server.rack {
-            Some(_) => other.rack == server.rack,
-            None => other.id == server.id,
-        };
-        servers.position(is_same).map_or(0, |at| at as u16)
+        rack_number(&self.servers, server)
     }
 
     /// The PFS is there, on this node. Waits as long as a PFS does that does not answer.

@@ -114,6 +114,20 @@ pub enum Problem {
         "server {0} has no flash, which durability ssd needs; give it ssd = [\"/DIR:SIZE\"], or choose memory or pfs"
     )]
     NoFlash(u16),
+    #[error("{0} is empty; name one at least, or leave it out")]
+    RuleEmpty(&'static str),
+    #[error(
+        "servers: there is no server {id}; the servers with the role data are {}", list(.known)
+    )]
+    RuleServer { id: usize, known: Vec<u16> },
+    #[error("racks: no server has rack = \"{rack}\"; {}", racks(.known))]
+    RuleRack { rack: String, known: Vec<String> },
+    #[error("no server that the rule names holds data; name one with the role data")]
+    RuleWithoutData,
+    #[error(
+        "durability replica needs two servers with flash, and the rule names {0}; name more, or write durability = \"ssd\""
+    )]
+    RuleWithoutTwo(usize),
     #[error("lease is {0}; it must be {1} to {2}")]
     Lease(String, String, String),
     #[error("connection_rate is {0}/s; the least is {1}/s, and without it there is no limit")]
@@ -155,6 +169,13 @@ pub enum Problem {
 fn list(ids: &[u16]) -> String {
     let ids: Vec<String> = ids.iter().map(u16::to_string).collect();
     ids.join(", ")
+}
+
+fn racks(known: &[String]) -> String {
+    match known {
+        [] => "write it into the [[server]] of those that are in it".into(),
+        _ => format!("the racks are \"{}\"", known.join("\", \"")),
+    }
 }
 
 fn here(others: &[u16]) -> String {

@@ -4,6 +4,7 @@
 //! - `address`: from what is written to addresses of sockets;
 //! - `checks`: what makes no sense is refused, with its line;
 //! - `config`: what the commands work with;
+//! - `placing`: what rules say of servers;
 //! - `reach`: which of the metadata servers leads;
 //! - `remote`: a server, asked over the network.
 
@@ -12,6 +13,7 @@ mod checks;
 pub mod config;
 pub mod error;
 mod holders;
+mod placing;
 pub mod reach;
 pub mod remote;
 mod written;

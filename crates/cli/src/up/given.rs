@@ -3,10 +3,11 @@
 //! docs/operations.md has a row for each, which a test compares.
 
 use serde::Deserialize;
+use toml::Spanned;
 
 use super::values::{
     Count, Folder, Fraction, Group, Level, Order, PolicyName, Rate, Size, Span, Ssd, Switch,
-    Verification,
+    Verification, Vicinity,
 };
 
 /// What command line, environment and file say together. `None`: the default, which the server's
@@ -101,4 +102,14 @@ pub struct Rule {
     pub durability: Option<Level>,
     pub mtbf: Option<Span>,
     pub group: Option<Group>,
+    pub locality: Option<Vicinity>,
+    pub servers: Option<Spanned<Vec<Spanned<Count>>>>,
+    pub racks: Option<Spanned<Vec<Spanned<String>>>>,
+}
+
+impl Rule {
+    /// Whether it says on which servers files lie.
+    pub fn places(&self) -> bool {
+        self.locality.is_some() || self.servers.is_some() || self.racks.is_some()
+    }
 }

@@ -56,6 +56,7 @@ pub fn settle(given: Given, may_mount: bool) -> Result<Plan, Failure> {
 }
 
 fn settle_unmounted(given: Given, may_mount: bool) -> Result<Plan, Failure> {
+    check_rules(&given.rules)?;
     let plan = settle_member(given, may_mount)?;
     check_tiers(&plan.settings)?;
     Ok(plan)
@@ -124,10 +125,24 @@ fn path_rule(rule: Rule) -> Result<PathRule, Failure> {
         durability: rule.durability.map(Into::into),
         mtbf: rule.mtbf.map(Into::into),
         group: rule.group.map(Into::into),
+        // Known to who knows the servers.
+        placement: None,
     };
     check_rule(&rule)
         .map_err(|why| Failure::fatal(format!("up: rule path '{}': {why}", rule.pattern)))?;
     Ok(rule)
+}
+
+/// Rules that name servers are for a cluster: here they would do nothing.
+fn check_rules(rules: &[Rule]) -> Result<(), Failure> {
+    match rules.iter().find(|rule| rule.places()) {
+        Some(rule) => Err(Failure::fatal(format!(
+            "up: rule path '{}': locality, servers and racks choose among the servers of a cluster, and here \
+             is one; leave them out, or write them into a cluster.toml",
+            rule.path
+        ))),
+        None => Ok(()),
+    }
 }
 
 fn default_threads() -> usize {
@@ -369,6 +384,12 @@ mod tests {
             "dram = \"1G\"\n[[rule]]\npath = \"/a\"\ndurability = \"ssd\"",
             "needs a flash directory",
         );
+        for key in ["locality = \"spread\"", "servers = [1]", "racks = [\"r1\"]"] {
+            refused(
+                &format!("dram = \"1G\"\n[[rule]]\npath = \"/a\"\n{key}"),
+                "rule path '/a': locality, servers and racks choose among the servers of a cluster",
+            );
+        }
         refused(
             "dram = \"1G\"\n[[rule]]\npath = \"a/**\"",
             "must start with '/'",

@@ -9,6 +9,7 @@ use std::time::Duration;
 use forebay_policy::UnknownName;
 use forebay_policy::demotion::PlacementPolicy;
 use forebay_policy::durability::Durability;
+use forebay_policy::holders::Locality;
 use forebay_policy::links::Distribution;
 use forebay_policy::plan::DrainPolicy;
 use forebay_server::{GroupMode, SsdSetting, Verify};
@@ -129,6 +130,12 @@ value!(
     /// By what a version is published.
     Group(GroupMode), "\"commit\" or \"complete\"", |text| {
         text.parse::<GroupMode>().map_err(|e| e.to_string())
+    }
+);
+value!(
+    /// How near to who writes it a file lies.
+    Vicinity(Locality), "one of writer-first, local-only, spread", |text| {
+        text.parse().map_err(|e: UnknownName| e.to_string())
     }
 );
 value!(

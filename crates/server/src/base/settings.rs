@@ -11,6 +11,7 @@ use forebay_policy::demotion::COPY_OUT_MIN_BYTES;
 use forebay_policy::demotion::PlacementPolicy;
 use forebay_policy::durability::Durability;
 use forebay_policy::engine::Bandwidths;
+use forebay_policy::holders::HolderRule;
 use forebay_policy::patience::DATA_SERVERS_AT_START;
 use forebay_policy::placement;
 use forebay_policy::publication::GroupMode;
@@ -87,6 +88,8 @@ pub struct PathRule {
     pub mtbf: Option<Duration>,
     /// Directories that match are versions, published as a whole.
     pub group: Option<GroupMode>,
+    /// On which servers these files lie.
+    pub placement: Option<HolderRule>,
 }
 
 /// When and how the drain runs.

@@ -6,7 +6,6 @@ use std::sync::Arc;
 use forebay_kv::Durability;
 use forebay_namespace::File;
 use forebay_policy::placement::TierSpace;
-use forebay_policy::spill::flash_with_room;
 use forebay_types::{Errno, Generation, TierId, failpoint};
 
 use crate::buffer::Buffer;
@@ -58,30 +57,6 @@ impl Buffer {
 
     fn takes_more(&self, space: &TierSpace) -> bool {
         !self.is_closed(TierId(space.index as u8))
-    }
-
-    /// What is found among the tiers on the node of one of them; if nothing is, among all.
-    pub fn find_near<T>(
-        &self,
-        tier: TierId,
-        find: impl Fn(&[TierSpace]) -> Option<T>,
-    ) -> Option<T> {
-        let all = self.spaces();
-        if self.tiers.holders().is_empty() {
-            return find(&all);
-        }
-        let server = |tier| self.tiers.get(tier).map(|slot| slot.server);
-        let here = server(tier);
-        let near = all.iter().copied();
-        let near = near.filter(|space| server(TierId(space.index as u8)) == here);
-        find(&near.collect::<Vec<_>>()).or_else(|| find(&all))
-    }
-
-    /// The flash directory with the most room, if that is enough for so many bytes: on the node of
-    /// a tier if there is one, else on any.
-    pub fn flash_for(&self, near: TierId, bytes: u64) -> Option<TierId> {
-        let index = self.find_near(near, |spaces| flash_with_room(spaces, bytes))?;
-        Some(TierId(index as u8))
     }
 }
 

@@ -2,8 +2,16 @@
 
 use forebay_namespace::File;
 use forebay_policy::durability::Durability;
+use forebay_policy::holders::{HolderRule, Locality};
 
 use crate::catalog::Catalog;
+
+/// Where no rule says anything.
+static ANYWHERE: HolderRule = HolderRule {
+    locality: Locality::WriterFirst,
+    servers: Vec::new(),
+    racks: Vec::new(),
+};
 
 impl Catalog {
     /// What fsync promises for a path.
@@ -18,6 +26,23 @@ impl Catalog {
             .iter()
             .map(|(dir, name)| self.durability_of(&dir.path_of(name)));
         levels.max().unwrap_or(Durability::Memory)
+    }
+
+    /// On which servers a new file of this path lies.
+    pub fn holder_rule_of(&self, path: &[u8]) -> &HolderRule {
+        self.rules.placement(path).unwrap_or(&ANYWHERE)
+    }
+
+    /// Where a file may go from where it is: what is said of the first of its names that a rule
+    /// says something of.
+    pub fn holder_rule_of_file(&self, file: &File) -> &HolderRule {
+        if !self.rules.has_placements() {
+            return &ANYWHERE;
+        }
+        let names = file.lock().names.clone();
+        let mut names = names.iter();
+        let found = names.find_map(|(dir, name)| self.rules.placement(&dir.path_of(name)));
+        found.unwrap_or(&ANYWHERE)
     }
 
     /// Application and version that somebody has set on the file itself. Only of dirty files, whose

@@ -1,6 +1,7 @@
 //! Path rules: patterns with `*`, `**`, `{app}` and `{version}`.
 
 use forebay_policy::durability::Durability;
+use forebay_policy::holders::HolderRule;
 use forebay_policy::publication::GroupMode;
 use forebay_policy::series::{Identity, identify};
 
@@ -30,13 +31,14 @@ enum Part {
 
 struct Rule {
     parts: Vec<Part>,
-    /// What the rule's names, level and MTBF are for: a rule that makes versions names directories,
-    /// and means what is in them.
+    /// What the rule's names, level, MTBF and servers are for: a rule that makes versions names
+    /// directories, and means what is in them.
     of_files: Vec<Part>,
     names: bool,
     durability: Option<Durability>,
     mtbf_s: Option<f64>,
     group: Option<GroupMode>,
+    placement: Option<HolderRule>,
 }
 
 /// What a pattern has named.
@@ -68,6 +70,7 @@ impl Rules {
                 durability: rule.durability,
                 mtbf_s: rule.mtbf.map(|d| d.as_secs_f64()),
                 group: rule.group,
+                placement: rule.placement.clone(),
             }
         };
         Rules {
@@ -109,6 +112,20 @@ impl Rules {
     pub fn mtbf_s(&self, path: &[u8]) -> Option<f64> {
         let (rule, _) = self.first(path, |rule| rule.mtbf_s.is_some())?;
         rule.mtbf_s
+    }
+
+    /// Whether any rule says on which servers files lie.
+    pub fn has_placements(&self) -> bool {
+        self.rules.iter().any(|rule| rule.placement.is_some())
+    }
+
+    /// The servers that the first matching rule with a word on them names.
+    pub fn placement(&self, path: &[u8]) -> Option<&HolderRule> {
+        if !self.has_placements() {
+            return None;
+        }
+        let (rule, _) = self.first(path, |rule| rule.placement.is_some())?;
+        rule.placement.as_ref()
     }
 
     /// Whether a rule names the application of this path.
@@ -354,6 +371,7 @@ mod tests {
             durability: Some(Durability::Pfs),
             mtbf: None,
             group: Some(GroupMode::Commit),
+            placement: None,
         }])
     }
 
@@ -405,6 +423,7 @@ mod tests {
                 durability: None,
                 mtbf: None,
                 group,
+                placement: None,
             })
         };
         for good in ["/*/{app}/ckpt-{version}/**", "/x", "/{version}/{app}"] {

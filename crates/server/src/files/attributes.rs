@@ -368,7 +368,7 @@ impl Files {
             return Err(Errno::EINVAL.into());
         };
         let stat = self.ns.stat_plain(&plain)?;
-        let way = self.way_in(&stat, size == 0);
+        let way = self.way_in(&plain, &stat, size == 0);
         if way != FirstChange::InPlaceOnPfs {
             let empty = way == FirstChange::FreshObject;
             match self.bring_in(&plain.parent, &plain.name, Some(plain.id), empty, &|_| ()) {

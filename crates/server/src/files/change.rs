@@ -159,7 +159,7 @@ impl Files {
         truncates: bool,
     ) -> Result<Target, Failure> {
         let stat = self.ns.pfs().stat_file(file.file())?;
-        let way = self.way_in(&stat, truncates);
+        let way = self.way_in(node, &stat, truncates);
         if way == FirstChange::InPlaceOnPfs {
             return write_in_place(node, file);
         }
@@ -173,12 +173,18 @@ impl Files {
     /// How a file of the PFS is changed for the first time. Files with several links there stay
     /// one file only if they are changed where they are; of what cannot be replaced there the PFS
     /// says what may be done to it.
-    pub(super) fn way_in(&self, stat: &forebay_tiers::PfsStat, truncates: bool) -> FirstChange {
+    pub(super) fn way_in(
+        &self,
+        node: &PlainNode,
+        stat: &forebay_tiers::PfsStat,
+        truncates: bool,
+    ) -> FirstChange {
+        let path = node.parent.path_of(&node.name);
         let is_small = stat.size <= ChangeLimits::default().max_stage_in_bytes;
-        match self.way_into_room(stat, truncates) {
+        match self.way_into_room(&path, stat, truncates) {
             FirstChange::InPlaceOnPfs if is_small && !must_stay(stat) => {
-                self.evict_somewhere(stat.size + stat.size / 4);
-                self.way_into_room(stat, truncates)
+                self.evict_in(&self.spaces_allowed(&path), stat.size + stat.size / 4);
+                self.way_into_room(&path, stat, truncates)
             }
             way => way,
         }
@@ -187,13 +193,14 @@ impl Files {
     /// The same, and no other file leaves for it.
     pub(super) fn way_into_room(
         &self,
+        path: &[u8],
         stat: &forebay_tiers::PfsStat,
         truncates: bool,
     ) -> FirstChange {
         if must_stay(stat) {
             return FirstChange::InPlaceOnPfs;
         }
-        let spaces = self.buffer.spaces();
+        let spaces = self.spaces_allowed(path);
         first_change(stat.size, truncates, &spaces, &ChangeLimits::default())
     }
 }

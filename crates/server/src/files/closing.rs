@@ -288,7 +288,7 @@ impl Files {
             return Err(Errno::ETXTBSY.into());
         }
         let stat = source.stat()?;
-        let to = self.buffer.flash_for(tier, stat.allocated_bytes);
+        let to = self.flash_for(file, tier, stat.allocated_bytes);
         let to = to.ok_or(Errno::ENOSPC)?;
         let generation = {
             let mut state = file.lock();

@@ -353,7 +353,7 @@ impl Files {
         let tiers = self.buffer.tiers();
         // What is left on a node that is away is older, and nobody's from then on.
         let known = known.filter(|flash| !tiers.is_out_of_reach(*flash));
-        let flash = known.or_else(|| self.buffer.flash_for(file.tier(), bytes))?;
+        let flash = known.or_else(|| self.flash_for(file, file.tier(), bytes))?;
         let hold = || {
             self.buffer
                 .ledger()
@@ -482,7 +482,7 @@ impl Files {
             return self.save_live(file, &*object, flush);
         }
         let bytes = object.stat()?.allocated_bytes;
-        let Some(flash) = self.buffer.flash_for(tier, bytes) else {
+        let Some(flash) = self.flash_for(file, tier, bytes) else {
             drop((claim, copying));
             return self.demote_and_wait(file);
         };

@@ -4,7 +4,7 @@
 use std::sync::atomic::Ordering;
 
 use forebay_policy::handover::{Growing, WhenFull, when_full};
-use forebay_policy::holders::{Holder, HolderId, HolderRule, HolderTier};
+use forebay_policy::holders::{Holder, HolderId, HolderTier};
 use forebay_types::{TierId, limits::SPACE_UNIT_BYTES};
 
 use crate::base::failure::Failure;
@@ -38,8 +38,8 @@ impl Files {
         };
         let held_bytes = object.stat()?.allocated_bytes;
         let full = self.server_of_tier(tier);
-        let rule = HolderRule::default();
-        let mut wanted = self.wanted_elsewhere(&file, &rule);
+        let rule = self.catalog.holder_rule_of_file(&file);
+        let mut wanted = self.wanted_elsewhere(&file, rule);
         let predicted_bytes = open.predicted_bytes.load(Ordering::Acquire);
         wanted.expected_bytes = Some(predicted_bytes).filter(|bytes| *bytes > 0);
         let growing = Growing {
@@ -57,7 +57,7 @@ impl Files {
         holders.retain(|holder| Some(holder.id.0) != second);
         match when_full(HolderId(full), &holders, &growing) {
             WhenFull::OtherTier(index) => {
-                self.move_here(open, |_, _| Ok(TierId(index as u8)))?;
+                self.move_here(open, |_, _, _| Ok(TierId(index as u8)))?;
                 Ok(true)
             }
             WhenFull::HandOver { to, must_evict } => {

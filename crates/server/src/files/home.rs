@@ -1,12 +1,16 @@
 //! On which node a new file lies.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
+use std::net::IpAddr;
 
+use forebay_namespace::File;
 use forebay_policy::holders::{
-    Holder, HolderId, HolderRule, HolderTier, Home, Rack, Wanted, Writer, choose_home,
+    Holder, HolderId, HolderRule, HolderTier, Home, Locality, Rack, Wanted, Writer, choose_home,
 };
 use forebay_policy::placement::{NewFile, TierSpace};
+use forebay_policy::spill::flash_with_room;
 use forebay_types::{Process, TierId};
 use forebay_wire::Peer;
 
@@ -14,15 +18,39 @@ use crate::files::Files;
 use crate::files::handed::Near;
 
 /// Where a new file comes from.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Origin {
+#[derive(Clone, Copy, Debug)]
+pub struct Origin<'r> {
     /// The process that writes it; `None`: nobody in particular.
     pub writer: Option<Process>,
     /// Tells it from others of the same process: where nodes are alike, files spread.
     pub name_hash: u64,
+    /// What the path rules say of its path.
+    pub rule: &'r HolderRule,
+}
+
+impl Origin<'_> {
+    /// What comes from the PFS has no writer whose node it could lie on.
+    fn rule(&self) -> Cow<'_, HolderRule> {
+        match (self.writer, self.rule.locality) {
+            (None, Locality::LocalOnly) => Cow::Owned(HolderRule {
+                locality: Locality::default(),
+                ..self.rule.clone()
+            }),
+            _ => Cow::Borrowed(self.rule),
+        }
+    }
 }
 
 impl Files {
+    /// Of a new file with this path.
+    pub fn origin(&self, writer: Option<Process>, path: &[u8]) -> Origin<'_> {
+        Origin {
+            writer,
+            name_hash: self.name_hash(path),
+            rule: self.catalog.holder_rule_of(path),
+        }
+    }
+
     /// Of a path; 0 where there is one node, and nothing to spread.
     pub fn name_hash(&self, path: &[u8]) -> u64 {
         if self.settings.holders.is_empty() {
@@ -34,12 +62,13 @@ impl Files {
     }
 
     /// Spaces of the tiers that a new file may go to: those of one node.
-    pub fn spaces_for(&self, origin: Origin, file: &NewFile) -> Vec<TierSpace> {
+    pub fn spaces_for(&self, origin: Origin<'_>, file: &NewFile) -> Vec<TierSpace> {
         let spaces = self.buffer.spaces();
-        if self.settings.holders.is_empty() {
+        let rule = origin.rule();
+        // One server is everybody's, but not everybody is on its node.
+        if self.settings.holders.is_empty() && rule.locality != Locality::LocalOnly {
             return spaces;
         }
-        let rule = HolderRule::default();
         let wanted = Wanted {
             object: origin.name_hash,
             expected_bytes: file.predicted_bytes,
@@ -47,7 +76,7 @@ impl Files {
             rule: &rule,
         };
         let writer = Writer {
-            holder: origin.writer.and_then(|writer| self.holder_near(writer)),
+            holder: origin.writer.and_then(|writer| self.holder_of(writer)),
             rack: None,
         };
         let home = match choose_home(&writer, &self.holders(&spaces), &wanted) {
@@ -56,6 +85,53 @@ impl Files {
         };
         let is_there = |space: &TierSpace| self.server_of(space) == home;
         spaces.into_iter().filter(is_there).collect()
+    }
+
+    /// Spaces of the tiers that a file with this path may lie in, whoever writes it.
+    pub(super) fn spaces_allowed(&self, path: &[u8]) -> Vec<TierSpace> {
+        let mut spaces = self.buffer.spaces();
+        let rule = self.catalog.holder_rule_of(path);
+        spaces.retain(|space| self.is_allowed(space, rule));
+        spaces
+    }
+
+    fn is_allowed(&self, space: &TierSpace, rule: &HolderRule) -> bool {
+        let server = self.server_of(space);
+        rule.allows(server, self.rack_of(server))
+    }
+
+    /// What is found for a file among the tiers on the node of one of them; if nothing is, among
+    /// all that it may lie in.
+    pub(super) fn find_near<T>(
+        &self,
+        file: &File,
+        tier: TierId,
+        find: impl Fn(&[TierSpace]) -> Option<T>,
+    ) -> Option<T> {
+        let mut all = self.buffer.spaces();
+        if self.settings.holders.is_empty() {
+            return find(&all);
+        }
+        let here = self
+            .buffer
+            .tiers()
+            .get(tier)
+            .map(|slot| HolderId(slot.server));
+        let near = all.iter().copied();
+        let near = near.filter(|space| Some(self.server_of(space)) == here);
+        find(&near.collect::<Vec<_>>()).or_else(|| {
+            let rule = self.catalog.holder_rule_of_file(file);
+            all.retain(|space| self.is_allowed(space, rule));
+            let may_leave = rule.locality != Locality::LocalOnly;
+            may_leave.then(|| find(&all)).flatten()
+        })
+    }
+
+    /// The flash directory with the most room, if that is enough for so many bytes of a file: on
+    /// the node of a tier if there is one, else where the file may lie.
+    pub(super) fn flash_for(&self, file: &File, near: TierId, bytes: u64) -> Option<TierId> {
+        let index = self.find_near(file, near, |spaces| flash_with_room(spaces, bytes))?;
+        Some(TierId(index as u8))
     }
 
     pub(super) fn server_of(&self, space: &TierSpace) -> HolderId {
@@ -77,6 +153,32 @@ impl Files {
     pub(super) fn is_near(&self, tier: TierId, near: Near) -> bool {
         let slot = self.buffer.tiers().get(tier);
         near.is_some() && slot.map(|slot| slot.server) == near
+    }
+
+    /// The data server on the node of a writer, if there is one: it need not be the server whose
+    /// client the writer's mount is.
+    fn holder_of(&self, writer: Process) -> Option<HolderId> {
+        let own = self.settings.server;
+        let mut nodes = self.settings.nodes.iter();
+        let node = nodes.find(|node| node.server == own);
+        let is_here = |address: &IpAddr| {
+            let mut here = node.iter().flat_map(|node| &node.addresses);
+            here.any(|one| one.ip().to_canonical() == *address)
+        };
+        match self.holder_near(writer) {
+            Some(id) if id.0 == own && !self.settings.has_tiers() => {
+                let mut holders = self.settings.holders.iter();
+                let here = holders.find(|holder| holder.addresses.iter().any(is_here));
+                here.map(|holder| HolderId(holder.server))
+            }
+            None => {
+                let address = self.base.processes().address_of(writer.node);
+                address
+                    .is_some_and(|at| is_here(&at))
+                    .then_some(HolderId(own))
+            }
+            found => found,
+        }
     }
 
     /// The data server on the node of a process, if there is one.
@@ -130,115 +232,5 @@ impl Files {
 }
 
 #[cfg(test)]
-mod tests {
-    use std::net::IpAddr;
-    use std::sync::Arc;
-    use std::sync::atomic::{AtomicBool, Ordering};
-
-    use forebay_holder::{DataServer, SsdSetting, open_flash};
-    use forebay_policy::durability::Durability;
-    use forebay_tiers::Tier;
-    use forebay_types::Errno;
-    use forebay_wire::{Connection, InMemory, Reply, Request};
-
-    use super::*;
-    use crate::base::settings::{HolderSetting, HolderWay};
-    use crate::testing::Lab;
-
-    /// A data server that can fall silent.
-    struct Way {
-        inner: InMemory,
-        answers: AtomicBool,
-    }
-
-    impl Connection for Way {
-        fn call(&self, request: Request, payload: &[u8], into: &mut [u8]) -> Result<Reply, Errno> {
-            self.inner.call(request, payload, into)
-        }
-
-        fn is_answering(&self) -> bool {
-            self.answers.load(Ordering::Acquire)
-        }
-
-        fn hands_over_descriptors(&self) -> bool {
-            false
-        }
-    }
-
-    const THERE: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(192, 0, 2, 2));
-    const ELSEWHERE: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(192, 0, 2, 9));
-
-    fn from(node: u32) -> Origin {
-        Origin {
-            writer: Some(Process { node, pid: 1 }),
-            name_hash: 1,
-        }
-    }
-
-    #[test]
-    fn a_new_file_lies_where_its_writer_runs_if_somebody_answers_there() {
-        let dir = tempfile::tempdir().expect("a directory");
-        let ssd = SsdSetting {
-            dir: dir.path().to_path_buf(),
-            capacity_bytes: Some(64 << 20),
-        };
-        let open = move |instance| {
-            let tier = open_flash("ssd", &ssd, instance)?;
-            Ok(vec![Arc::new(tier) as Arc<dyn Tier>])
-        };
-        let data = DataServer::new("boot".into(), Vec::new(), Box::new(open), None);
-        let way = Arc::new(Way {
-            inner: InMemory::mount(Arc::new(data.session())),
-            answers: AtomicBool::new(true),
-        });
-        let lab = Lab::with(|settings| {
-            settings.server = 1;
-            settings.holders = vec![HolderSetting {
-                server: 2,
-                rack: 2,
-                addresses: vec![THERE],
-                way: HolderWay(way.clone()),
-            }];
-        });
-        let rooms = lab.rooms();
-        rooms
-            .base
-            .processes()
-            .note_address(5, Some((THERE, 1).into()));
-        rooms
-            .base
-            .processes()
-            .note_address(6, Some((ELSEWHERE, 1).into()));
-        let file = NewFile {
-            predicted_bytes: Some(1 << 20),
-            durability: Durability::Ssd,
-            series_fsyncs: false,
-        };
-        let server = |origin| {
-            let tier = rooms.files.find_room(origin, &file).expect("room");
-            rooms.buffer.tiers().get(tier).expect("a tier").server
-        };
-        // On the server's own node, also by its socket.
-        assert_eq!((server(from(0)), server(from(4))), (1, 1));
-        assert_eq!(server(from(5)), 2);
-        let spread: Vec<u16> = (0..32)
-            .map(|name_hash| {
-                let writer = from(6).writer;
-                server(Origin { writer, name_hash })
-            })
-            .collect();
-        assert!(spread.contains(&1) && spread.contains(&2), "{spread:?}");
-        let emptying = rooms.buffer.emptying();
-        let ordered = emptying.order(rooms.base.ns(), (2, true), &[1, 2]);
-        assert!(ordered.expect("ordered"));
-        assert_eq!((server(from(5)), server(from(0))), (1, 1));
-        let restored = crate::buffer::emptying::Emptying::default();
-        restored.restore(rooms.base.ns()).expect("on record");
-        assert!(restored.has(2) && !restored.has(1));
-        let ordered = emptying.order(rooms.base.ns(), (2, false), &[1, 2]);
-        assert!(ordered.expect("ordered"));
-        assert_eq!(server(from(5)), 2);
-        way.answers.store(false, Ordering::Release);
-        assert_eq!((server(from(5)), server(from(0))), (1, 1));
-    }
-}
+#[path = "home_tests.rs"]
+mod tests;

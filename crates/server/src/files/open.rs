@@ -17,7 +17,6 @@ use crate::buffer::opens::{Before, Claim, OpenFile, Target};
 use crate::files::Files;
 use crate::files::change::{grow_to, stale_if_gone};
 use crate::files::handed::{Handed, Local, Near, OpenResult, Way, opened};
-use crate::files::home::Origin;
 use crate::integrity::atrest::Purpose;
 
 /// Facts of an object about to be created.
@@ -153,10 +152,7 @@ impl Files {
             durability: self.catalog.durability_of(path),
             series_fsyncs: expected.fsyncs,
         };
-        let origin = Origin {
-            writer: Some(process),
-            name_hash: self.name_hash(path),
-        };
+        let origin = self.origin(Some(process), path);
         let tier = self.place_checkpoint(&identity, origin, &new)?;
         Ok(Foreseen {
             identity,

@@ -55,7 +55,8 @@ impl Files {
             None => {
                 let stat = self.ns.pfs().stat_file(file.file())?;
                 // Nobody's copy goes for a file that is about to be deleted.
-                if self.way_into_room(&stat, false) == FirstChange::InPlaceOnPfs {
+                let path = dir.path_of(&link.name);
+                if self.way_into_room(&path, &stat, false) == FirstChange::InPlaceOnPfs {
                     return Ok(());
                 }
                 let (file, ..) = self.bring_in(&dir, &link.name, Some(node.id), false, &|_| ())?;

@@ -18,7 +18,7 @@ use std::time::Duration;
 use forebay_kv::Durability as KvDurability;
 use forebay_namespace::File;
 use forebay_policy::durability::Durability;
-use forebay_policy::holders::{HolderId, HolderRule, Home, Wanted};
+use forebay_policy::holders::{HolderId, Home, Wanted};
 use forebay_policy::replicas::{Away, Fate, fate, second_holder};
 use forebay_policy::spill::flash_with_room;
 use forebay_tiers::{CopyControl, CopyError, Object, TierKind, copy, refresh, refresh_ranges};
@@ -260,12 +260,11 @@ impl Files {
         bytes: u64,
         tried: &[u16],
     ) -> Option<TierId> {
-        let rule = HolderRule::default();
         let wanted = Wanted {
             object: file.object.0,
             expected_bytes: Some(bytes),
             may_be_in_memory: false,
-            rule: &rule,
+            rule: self.catalog.holder_rule_of_file(file),
         };
         let spaces = self.buffer.spaces();
         let mut holders = self.holders(&spaces);

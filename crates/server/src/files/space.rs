@@ -114,13 +114,8 @@ impl Files {
         self.place_new(origin, file)
     }
 
-    /// Evicts clean copies from whichever tier has some; whether anything was freed.
-    pub fn evict_somewhere(&self, wanted_bytes: u64) -> bool {
-        self.evict_in(&self.buffer.spaces(), wanted_bytes)
-    }
-
-    /// The same of some tiers.
-    fn evict_in(&self, spaces: &[TierSpace], wanted_bytes: u64) -> bool {
+    /// Evicts clean copies from whichever of these tiers has some; whether anything was freed.
+    pub(super) fn evict_in(&self, spaces: &[TierSpace], wanted_bytes: u64) -> bool {
         let tiers = spaces.iter().map(|space| TierId(space.index as u8));
         let mut freed = tiers.map(|tier| self.make_space(tier, wanted_bytes));
         freed.any(|bytes| bytes > 0)
@@ -314,11 +309,11 @@ impl Files {
 
     /// The file's tier has no room for it: it moves to another tier that has, or to the overflow.
     fn move_on(&self, open: &OpenFile, len: u64, refused: Refused) -> Result<(), Failure> {
-        let to = |tier, size| match refused {
+        let to = |file: &File, tier, size| match refused {
             Refused::DirtyCap | Refused::Gone => {
                 Ok(self.buffer.tiers().need_overflow(self.ns.pfs())?)
             }
-            Refused::Tier { .. } => self.other_tier(tier, size + len),
+            Refused::Tier { .. } => self.other_tier(file, tier, size + len),
         };
         self.move_here(open, to)
     }
@@ -328,7 +323,7 @@ impl Files {
     pub(super) fn move_here(
         &self,
         open: &OpenFile,
-        choose: impl FnOnce(TierId, u64) -> Result<TierId, Failure>,
+        choose: impl FnOnce(&File, TierId, u64) -> Result<TierId, Failure>,
     ) -> Result<(), Failure> {
         let Target::Buffer { file, .. } = open.target.read().clone() else {
             return Ok(());
@@ -340,7 +335,7 @@ impl Files {
         let Target::Buffer { file, object, tier } = &*target else {
             return Ok(());
         };
-        let to = choose(*tier, object.stat()?.size)?;
+        let to = choose(file, *tier, object.stat()?.size)?;
         let (file, object) = (file.clone(), object.clone());
         let wanted = Move {
             file: &file,
@@ -368,9 +363,9 @@ impl Files {
         Ok(moved.map(drop).ok_or(Errno::EAGAIN)?)
     }
 
-    fn other_tier(&self, from: TierId, bytes: u64) -> Result<TierId, Failure> {
+    fn other_tier(&self, file: &File, from: TierId, bytes: u64) -> Result<TierId, Failure> {
         let find = |spaces: &[_]| tier_to_grow_in(spaces, from.0 as usize, bytes);
-        match self.buffer.find_near(from, find) {
+        match self.find_near(file, from, find) {
             Some(index) => Ok(TierId(index as u8)),
             None => self.overflow(),
         }

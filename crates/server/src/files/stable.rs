@@ -64,7 +64,7 @@ impl Files {
         match can_flush_for_names(
             level,
             in_memory,
-            self.buffer.flash_for(tier, bytes).is_some(),
+            self.flash_for(file, tier, bytes).is_some(),
         ) {
             true => self.make_stable(file),
             false => Ok(()),

@@ -11,7 +11,6 @@ use forebay_types::{Errno, Generation, ObjectId, SetTime, TierId, failpoint};
 use crate::base::failure::Failure;
 use crate::buffer::holders::is_out_of_reach;
 use crate::files::Files;
-use crate::files::home::Origin;
 use crate::files::mover::Move;
 use crate::files::open::stale_if_taken;
 use crate::integrity::atrest::Purpose;
@@ -101,10 +100,7 @@ impl Files {
             durability: self.catalog.durability_of(path),
             series_fsyncs: false,
         };
-        let origin = Origin {
-            writer: None,
-            name_hash: self.name_hash(path),
-        };
+        let origin = self.origin(None, path);
         match empty {
             true => self.place_new(origin, &new),
             // A copy that is not needed yet waits for nobody's space.

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use forebay_namespace::File;
 use forebay_policy::demotion::order_demotion;
 use forebay_policy::emptying::{Departure, Leaving, LeavingRates, is_too_much, leave};
-use forebay_policy::holders::{Holder, HolderId, HolderRule};
+use forebay_policy::holders::{Holder, HolderId};
 use forebay_tiers::CopyControl;
 use forebay_types::{ObjectId, TierId};
 
@@ -206,7 +206,6 @@ impl Lifecycle {
         let mut victims: Vec<_> = files.iter().map(candidate).collect();
         order_demotion(self.plan.engine().placement(), &mut victims, apps.now_s());
         let by_id: HashMap<u64, _> = files.iter().map(|f| (f.0.object.0, f)).collect();
-        let rule = HolderRule::default();
         let leaving = victims.iter().map(|victim| {
             let (file, in_use) = by_id[&victim.id];
             let second = self.files.second_of(file).map(|(tier, _)| tier);
@@ -220,7 +219,7 @@ impl Lifecycle {
                 is_outdated: victim.outdated && !in_use,
                 in_use: *in_use,
                 copy_at: copy_at.map(|slot| HolderId(slot.server)),
-                wanted: self.files.wanted_elsewhere(file, &rule),
+                wanted: (self.files).wanted_elsewhere(file, self.catalog.holder_rule_of_file(file)),
             }
         });
         let leaving: Vec<_> = leaving.collect();
@@ -247,8 +246,8 @@ impl Lifecycle {
         };
         let second = self.files.second_of(&file).map(|(tier, _)| tier);
         let bytes = self.buffer.ledger().used_bytes(file.object);
-        let rule = HolderRule::default();
-        let wanted = self.files.wanted_elsewhere(&file, &rule);
+        let rule = self.catalog.holder_rule_of_file(&file);
+        let wanted = self.files.wanted_elsewhere(&file, rule);
         let is_there = |tier: &TierId| {
             let slot = self.buffer.tiers().get(*tier);
             slot.is_some_and(|slot| slot.server == leaver.to)

@@ -51,6 +51,7 @@ pub fn shape(dir: &Path, tiers: Tiers, point: Point) -> Settings {
         pattern: "/**/v*".into(),
         durability: None,
         mtbf: None,
+        placement: None,
         group: Some(GroupMode::Commit),
     }];
     settings.demotion.start_fraction = 1.0;

@@ -39,8 +39,8 @@ impl Files {
             series_fsyncs: false,
         };
         let origin = Origin {
-            writer: Some(cred.process),
             name_hash: 0,
+            ..self.origin(Some(cred.process), &path)
         };
         let wanted = self.place_checkpoint(&series, origin, &kind)?;
         let object_id = self.ns.new_object()?;

@@ -1,0 +1,115 @@
+//! Path rules that name servers: they hold for second copies, and for what comes from the PFS.
+
+use forebay_policy::holders::{HolderId, HolderRule, Locality, Rack};
+use forebay_server::PathRule;
+
+use super::*;
+use crate::common::settings;
+
+fn rule(pattern: &str, placement: HolderRule) -> PathRule {
+    PathRule {
+        pattern: pattern.into(),
+        durability: None,
+        mtbf: None,
+        group: None,
+        placement: Some(placement),
+    }
+}
+
+fn named(servers: &[u16], racks: &[u16]) -> HolderRule {
+    HolderRule {
+        locality: Locality::WriterFirst,
+        servers: servers.iter().copied().map(HolderId).collect(),
+        racks: racks.iter().copied().map(Rack).collect(),
+    }
+}
+
+/// Servers of some files that begin so, each file's in order.
+fn servers_of_all(running: &Running, begin: &str) -> Vec<Vec<u16>> {
+    let files = (0..6u8).map(|n| {
+        let name = format!("{begin}{n}");
+        let handle = put_synced(running, name.as_bytes(), &content(n, 50_000));
+        running.client.release(handle).expect("close");
+        let mut servers = servers_of(running, name.as_bytes());
+        servers.sort_unstable();
+        servers
+    });
+    files.collect()
+}
+
+#[test]
+fn a_second_copy_lies_where_the_rule_of_the_file_allows_it() {
+    let scratch = Scratch::new();
+    let mut servers = Servers::new(scratch.path(), &[2, 3, 4]);
+    servers.settings.rules = vec![
+        rule("/servers*", named(&[2, 4], &[])),
+        rule("/racks*", named(&[], &[3, 4])),
+        rule("/one", named(&[3], &[])),
+    ];
+    let running = servers.start();
+    assert_eq!(servers_of_all(&running, "servers"), vec![vec![2, 4]; 6]);
+    assert_eq!(servers_of_all(&running, "racks"), vec![vec![3, 4]; 6]);
+    let any = servers_of_all(&running, "any");
+    assert!(any.iter().all(|both| both.len() == 2 && both[0] != both[1]));
+    // Where the rule allows no second server, the PFS takes its place.
+    let data = content(1, 100_000);
+    let handle = put_synced(&running, b"one", &data);
+    assert_eq!(
+        std::fs::read(scratch.pfs().join("one")).expect("there"),
+        data
+    );
+    let held = running.residency(b"one");
+    let tiers: Vec<&str> = held[0].tiers.iter().map(String::as_str).collect();
+    assert_eq!(tiers.len(), 2, "{tiers:?}");
+    assert!(tiers[0].starts_with("server-3:") && tiers[1] == "pfs");
+    running.client.release(handle).expect("close");
+    running.audit();
+    running.instance.stop();
+}
+
+#[test]
+fn what_lies_only_where_it_is_written_has_a_second_copy_elsewhere() {
+    let scratch = Scratch::new();
+    let mut servers = Servers::new(scratch.path(), &[2, 3]);
+    servers.settings.ssd = settings(scratch.path(), 64 << 20).ssd;
+    let local = HolderRule {
+        locality: Locality::LocalOnly,
+        ..HolderRule::default()
+    };
+    servers.settings.rules = vec![rule("/own", local)];
+    let running = servers.start();
+    let handle = put_synced(&running, b"own", &content(1, 100_000));
+    running.client.release(handle).expect("close");
+    let held = running.residency(b"own");
+    let elsewhere = held[0].tiers.iter().map(|tier| tier.starts_with("server-"));
+    assert_eq!(elsewhere.collect::<Vec<_>>(), [false, true], "{held:?}");
+    assert!(!scratch.pfs().join("own").exists());
+    running.instance.stop();
+}
+
+#[test]
+fn a_file_of_the_pfs_is_changed_on_an_allowed_server_or_where_it_is() {
+    let scratch = Scratch::new();
+    let mut servers = Servers::new(scratch.path(), &[2, 3]);
+    servers.settings.rules = vec![rule("/kept*", named(&[3], &[]))];
+    for name in ["kept-first", "kept-next"] {
+        std::fs::write(scratch.pfs().join(name), b"on the PFS").expect("write");
+    }
+    let running = servers.start();
+    let change = |name: &str| {
+        let attr = running.find(name.as_bytes()).expect("there");
+        let flags = OpenFlags(libc::O_RDWR as u32);
+        let open = running.client.open(attr.ino, flags, me());
+        let open = open.expect("open").opened;
+        running.write(open.handle, 0, b"by us").expect("write");
+        running.client.release(open.handle).expect("close");
+    };
+    change("kept-first");
+    assert_eq!(servers_of(&running, b"kept-first"), [3]);
+    // Server 2 has room, and may not have it.
+    servers.way(3).goes_after(0);
+    change("kept-next");
+    let found = std::fs::read(scratch.pfs().join("kept-next")).expect("read");
+    assert_eq!(found, b"by usePFS");
+    running.instance.stop();
+}
