@@ -75,9 +75,10 @@ impl Files {
             may_be_in_memory: true,
             rule: &rule,
         };
+        let holder = origin.writer.and_then(|writer| self.holder_of(writer));
         let writer = Writer {
-            holder: origin.writer.and_then(|writer| self.holder_of(writer)),
-            rack: None,
+            holder,
+            rack: holder.map(|holder| self.rack_of(holder)),
         };
         let home = match choose_home(&writer, &self.holders(&spaces), &wanted) {
             Home::On { holder, .. } | Home::Wait(holder) => holder,

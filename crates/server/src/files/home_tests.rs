@@ -231,6 +231,14 @@ fn a_data_server_beside_a_metadata_server_without_tiers_is_the_writers() {
 }
 
 #[test]
+fn without_the_writers_node_its_rack_is_next() {
+    let servers = servers(&[2, 3, 4], |settings| settings.holders[2].rack = 2);
+    servers.ways[0].answers.store(false, Ordering::Release);
+    assert_eq!(servers.of_all("f", 2), [4].into());
+    assert_eq!(servers.of_all("f", ELSEWHERE), [1, 3, 4].into());
+}
+
+#[test]
 fn where_there_is_one_server_who_writes_elsewhere_has_none_of_its_own() {
     let servers = servers(&[], |settings| settings.rules = rules());
     assert_eq!(servers.of("own/f", 1), Some(1));

@@ -31,6 +31,7 @@ mod nodes;
 mod one_tree;
 mod oversubscription;
 mod pages;
+mod placing;
 mod posix_attributes;
 mod posix_data;
 mod posix_names;
