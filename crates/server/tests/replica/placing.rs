@@ -58,10 +58,7 @@ fn a_second_copy_lies_where_the_rule_of_the_file_allows_it() {
         std::fs::read(scratch.pfs().join("one")).expect("there"),
         data
     );
-    let held = running.residency(b"one");
-    let tiers: Vec<&str> = held[0].tiers.iter().map(String::as_str).collect();
-    assert_eq!(tiers.len(), 2, "{tiers:?}");
-    assert!(tiers[0].starts_with("server-3:") && tiers[1] == "pfs");
+    assert_eq!(servers_of(&running, b"one"), [3]);
     running.client.release(handle).expect("close");
     running.audit();
     running.instance.stop();
@@ -97,7 +94,8 @@ fn a_file_of_the_pfs_is_changed_on_an_allowed_server_or_where_it_is() {
     }
     let running = servers.start();
     let change = |name: &str| {
-        let attr = running.find(name.as_bytes()).expect("there");
+        let attr = running.client.lookup(Ino::ROOT, name.as_bytes(), 0);
+        let attr = attr.expect("there");
         let flags = OpenFlags(libc::O_RDWR as u32);
         let open = running.client.open(attr.ino, flags, me());
         let open = open.expect("open").opened;
