@@ -10,9 +10,8 @@ use forebay_policy::links::Distribution;
 use forebay_server::{SsdSetting, StoreSetting};
 
 use super::address::is_here;
-use super::checks::Checks;
+use super::checks::{Checks, rack_number};
 use super::error::{ConfigError, Problem};
-use super::placing::rack_number;
 use super::written::Written;
 use crate::up::given::Given;
 use crate::up::layers::{ConfigFile, Layers};

@@ -4,7 +4,6 @@
 //! - `address`: from what is written to addresses of sockets;
 //! - `checks`: what makes no sense is refused, with its line;
 //! - `config`: what the commands work with;
-//! - `placing`: what rules say of servers;
 //! - `reach`: which of the metadata servers leads;
 //! - `remote`: a server, asked over the network.
 
@@ -13,7 +12,6 @@ mod checks;
 pub mod config;
 pub mod error;
 mod holders;
-mod placing;
 pub mod reach;
 pub mod remote;
 mod written;

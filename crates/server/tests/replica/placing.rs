@@ -105,7 +105,7 @@ fn a_file_of_the_pfs_is_changed_on_an_allowed_server_or_where_it_is() {
     change("kept-first");
     assert_eq!(servers_of(&running, b"kept-first"), [3]);
     // Server 2 has room, and may not have it.
-    servers.way(3).goes_after(0);
+    servers.way(3).is_there.store(false, Ordering::Release);
     change("kept-next");
     let found = std::fs::read(scratch.pfs().join("kept-next")).expect("read");
     assert_eq!(found, b"by usePFS");

@@ -108,7 +108,7 @@ fn bad_input_a_rule_that_names_no_server_that_holds_data_is_refused() {
         fs::write(&path, text).expect("write");
         let path = path.as_os_str();
         let server = ["server".as_ref(), "--id".as_ref(), "1".as_ref()];
-        let start = ["cluster".as_ref(), "start".as_ref()];
+        let start = ["cluster", "start", "--mount", "/nowhere"].map(|word| word.as_ref());
         for command in [&server[..], &start[..]] {
             let args = [command, &["--config".as_ref(), path]].concat();
             let said = fleet.run(0, &args);
