@@ -339,8 +339,8 @@ mod tests {
             self.lab.rooms()
         }
 
-        /// Where a new file lies that is written on the node of this server, by a mount over TCP; 0: by
-        /// the socket of server 1.
+        /// Where a new file lies that is written on the node of this server, by a mount over TCP;
+        /// 0: by the socket of server 1.
         fn of(&self, path: &str, node: u16) -> Option<u16> {
             let writer = Process {
                 node: node.into(),
