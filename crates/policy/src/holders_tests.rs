@@ -199,7 +199,7 @@ proptest! {
             rule: &rule,
         };
         let home = choose_home(&writer, &all, &asked);
-        let takes = |h: &&Holder| h.takes_files() && rule.allows(h)
+        let takes = |h: &&Holder| h.takes_files() && rule.allows(h.id, h.rack)
             && (rule.locality != Locality::LocalOnly || Some(h.id) == writer.holder);
         let most = all.iter().filter(takes).map(|h| h.room_for(&asked)).max();
         let of = |id| all.iter().find(|h| h.id == id).expect("one of them");
