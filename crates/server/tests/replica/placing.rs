@@ -108,6 +108,6 @@ fn a_file_of_the_pfs_is_changed_on_an_allowed_server_or_where_it_is() {
     servers.way(3).is_there.store(false, Ordering::Release);
     change("kept-next");
     let found = std::fs::read(scratch.pfs().join("kept-next")).expect("read");
-    assert_eq!(found, b"by usePFS");
+    assert_eq!(found, b"by use PFS");
     running.instance.stop();
 }
