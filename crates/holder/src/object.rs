@@ -464,6 +464,10 @@ impl Object for RemoteObject {
         }
     }
 
+    fn drop_cache(&self) -> io::Result<()> {
+        self.order(&ObjectRequest::DropCache)
+    }
+
     fn forget_failed_flushes(&self) -> io::Result<()> {
         self.order(&ObjectRequest::ForgetFailedFlushes)
     }

@@ -456,6 +456,10 @@ fn on(
             object.set_identity(&identity)?;
             return Ok(Response::Done);
         }
+        ObjectRequest::DropCache => {
+            object.drop_cache()?;
+            return Ok(Response::Done);
+        }
         ObjectRequest::HasWriters => ObjectReply::Truth(object.has_writers()?),
         // Of the session, which has what is held, and of the data server, which has what failed.
         ObjectRequest::HoldWriters(_) | ObjectRequest::ForgetFailedFlushes => {

@@ -78,28 +78,13 @@ impl FileObject {
     pub fn into_file(self) -> File {
         self.file
     }
-
-    /// Asks the kernel to drop the file's clean pages, so that the next read comes from the
-    /// medium. Only a hint.
-    pub fn drop_cache(&self) -> io::Result<()> {
-        drop_cache(self)
-    }
 }
 
-/// [`FileObject::drop_cache`] of any object that has a file.
-pub fn drop_cache(object: &dyn Object) -> io::Result<()> {
-    match object.descriptor() {
-        Some(file) => {
-            let all = None;
-            Ok(rustix::fs::fadvise(
-                file,
-                0,
-                all,
-                rustix::fs::Advice::DontNeed,
-            )?)
-        }
-        None => Ok(()),
-    }
+/// Asks the kernel to drop the clean pages of a file.
+pub(crate) fn drop_cache_of(file: BorrowedFd<'_>) -> io::Result<()> {
+    let all = None;
+    let unwanted = rustix::fs::Advice::DontNeed;
+    Ok(rustix::fs::fadvise(file, 0, all, unwanted)?)
 }
 
 impl From<OwnedFd> for FileObject {

@@ -42,7 +42,7 @@ pub use copy::{
 pub use crc::{crc32c_append_zeros, crc32c_update};
 pub use dir::{DirError, DirTier, LOST_FOUND};
 pub use dram::{DramError, DramMount, mount_dram};
-pub use file::{FileObject, drop_cache};
+pub use file::FileObject;
 pub use health::PfsHealth;
 pub use identity::{Identity, IdentityError, ParentKey};
 pub use memory::MachineMemory;

@@ -5,6 +5,7 @@ use std::os::fd::BorrowedFd;
 
 use forebay_types::{SetTime, TimeSpec};
 
+use crate::file::drop_cache_of;
 use crate::pages::of_descriptor;
 use crate::{BlocksWriters, Identity, WriteBack, WriteBlocker};
 
@@ -126,6 +127,12 @@ pub trait Object: Send + Sync {
     /// once.
     fn forget_failed_flushes(&self) -> io::Result<()> {
         Ok(())
+    }
+
+    /// Asks the kernel that has the object's pages to drop the clean ones, so that the next read
+    /// comes from the medium. Only a hint.
+    fn drop_cache(&self) -> io::Result<()> {
+        self.descriptor().map_or(Ok(()), drop_cache_of)
     }
 
     /// The open file behind the object, for passthrough and zero copy; `None` where there is none.

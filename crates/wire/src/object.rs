@@ -83,6 +83,9 @@ pub enum ObjectRequest {
     },
     /// Replaces the identity beside the data, as `tiers` encodes it.
     SetIdentity(Vec<u8>),
+    /// The kernel of the data server drops its clean pages of it: the next read comes from the
+    /// device.
+    DropCache,
     /// Whether anybody has it open for writing; [`ObjectReply::Truth`].
     HasWriters,
     /// Makes others who write it wait, until the contrary is said or the object is closed. Whether
@@ -316,6 +319,7 @@ impl ObjectCall {
                 ObjectRequest::Read { .. }
                     | ObjectRequest::Seek { .. }
                     | ObjectRequest::Stat
+                    | ObjectRequest::DropCache
                     | ObjectRequest::HasWriters
                     | ObjectRequest::HoldWriters(_)
                     | ObjectRequest::ForgetFailedFlushes

@@ -8,7 +8,7 @@ use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
 use forebay_namespace::{Namespace, NsError};
-use forebay_tiers::{Object, drop_cache};
+use forebay_tiers::Object;
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 
@@ -62,7 +62,7 @@ impl Scrub {
 
 /// Only a hint: what stays in the cache is dropped by the kernel in its own time.
 pub(crate) fn out_of_cache(object: &dyn Object) {
-    if let Err(error) = drop_cache(object) {
+    if let Err(error) = object.drop_cache() {
         tracing::debug!("cache: {error}");
     }
 }
