@@ -91,8 +91,7 @@ impl Rooms {
             holding: holding.paths,
             stopping: self.base.life().stop_order().is_some(),
             descriptors_max: rustix::process::getrlimit(rustix::process::Resource::Nofile).current,
-            pfs_silent_ms: (self.base.health().silent_for())
-                .map(|silent| silent.as_millis() as u64),
+            pfs_silent_ms: self.pfs_silent_ms(),
             store: self.base.settings().store.to_string(),
             store_failing: self.lifecycle.store_failing(),
             errors: self.base.errors().all(),
@@ -107,6 +106,11 @@ impl Rooms {
             nodes: self.node_status(),
             ..StatusBits::default()
         }
+    }
+
+    fn pfs_silent_ms(&self) -> Option<u64> {
+        let silent = self.base.health().silent_for()?;
+        Some(silent.as_millis() as u64)
     }
 
     fn network_for(&self, named: bool) -> Option<Box<NetworkStatus>> {

@@ -133,6 +133,7 @@ fn no_end_of_a_session_is_an_error_of_an_object() {
             ("set_times", errno(object.set_times(at, at))),
             ("set_identity", errno(object.set_identity(&identity))),
             ("has_writers", errno(object.has_writers())),
+            ("drop_cache", errno(object.drop_cache())),
             ("block_writers", errno(object.block_writers())),
             ("append", errno(object.append(b"more"))),
             ("forget", errno(object.forget_failed_flushes())),

@@ -141,6 +141,11 @@ fn promise_8_a_node_is_emptied_while_jobs_run() {
     write_file(&fleet.mnt(1, "run/ckpt-1/rank0"), pattern(30, MIB));
     let mut open = fs::File::create(fleet.mnt(1, "open")).expect("create");
     open.write_all(b"begun").expect("write");
+    // The kernel of another node has nothing of a file by itself: it moves while it is open.
+    write_file(&fleet.mnt(1, "far"), pattern(31, MIB));
+    let mut far = fs::File::options();
+    let mut far = far.append(true).open(fleet.mnt(2, "far")).expect("open");
+    assert!(is_on(&fleet, "far", 1));
 
     let late = order(&fleet, &["drain-node", "2", "--timeout", "3s"]).expect_code(4);
     assert!(
@@ -154,6 +159,12 @@ fn promise_8_a_node_is_emptied_while_jobs_run() {
         // Drained, or on the other node.
         assert!(!is_on(&fleet, &format!("f{at}"), 1));
         pattern(at, MIB).assert_in(&fleet.mnt(2, format!("f{at}")));
+    }
+    assert!(!is_on(&fleet, "far", 1));
+    far.write_all(b"and more").expect("write");
+    for node in [1, 2] {
+        let read = fs::read(fleet.mnt(node, "far")).expect("read");
+        assert!(read[..MIB] == pattern(31, MIB).bytes() && read[MIB..] == *b"and more");
     }
     // The job goes on, elsewhere.
     write_file(&fleet.mnt(1, "new"), pattern(20, MIB));
@@ -197,4 +208,40 @@ fn promise_8_a_node_is_emptied_while_jobs_run() {
     order(&fleet, &["use-node", "2"]).ok();
     write_file(&fleet.mnt(1, "again"), pattern(22, MIB));
     assert!(is_on(&fleet, "again", 1));
+}
+
+#[test]
+fn promise_1_a_full_node_hands_a_growing_file_over() {
+    if needs_nodes() {
+        return;
+    }
+    const PART: usize = 16 * MIB;
+    let fleet = Fleet::of_data_servers(2, KEEP);
+    write_file(&fleet.mnt(1, "grows"), pattern(1, MIB));
+    assert!(is_on(&fleet, "grows", 1));
+    // What node 1 has no room for lies on node 2.
+    let elsewhere = (0..24u64).find(|n| {
+        let name = format!("full{n}");
+        write_file(&fleet.mnt(1, &name), pattern(*n, PART));
+        !is_on(&fleet, &name, 1)
+    });
+    assert!(elsewhere.is_some(), "node 1 is not full");
+    let mut grows = fs::File::options();
+    let mut grows = grows.append(true).open(fleet.mnt(2, "grows"));
+    let grows = grows.as_mut().expect("open");
+    for n in 0..4 {
+        grows.write_all(&pattern(n, PART).bytes()).expect("write");
+    }
+    assert!(is_on(&fleet, "grows", 2));
+    let config = fleet.base().join("cluster.toml");
+    let args = ["status".as_ref(), "--json".as_ref(), "--config".as_ref()];
+    let status = fleet.run(2, &[&args[..], &[config.as_os_str()]].concat());
+    let status = status.ok().json();
+    assert_eq!(status["handed_over_files_total"], 1, "{status}");
+    let read = fs::read(fleet.mnt(1, "grows")).expect("read");
+    assert!(read[..MIB] == pattern(1, MIB).bytes());
+    for (n, part) in read[MIB..].chunks(PART).enumerate() {
+        assert!(part == pattern(n as u64, PART).bytes(), "part {n}");
+    }
+    assert_eq!(read.len(), MIB + 4 * PART);
 }
