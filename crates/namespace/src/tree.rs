@@ -7,7 +7,7 @@
 use std::collections::HashMap;
 use std::ops::Deref;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU32};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize};
 use std::time::Instant;
 
 use forebay_tiers::{PfsDir, PfsStat};
@@ -115,6 +115,8 @@ pub struct File {
     naming: Mutex<()>,
     /// Held while its object is copied to another tier.
     copying: Mutex<()>,
+    /// So many wait for that.
+    copy_wanted: AtomicUsize,
     state: Mutex<FileState>,
 }
 

@@ -48,6 +48,15 @@ const LITTLE_BYTES: u64 = 8 << 20;
 /// A writer that is ahead of the copy by more than this, bytes, is faster than the copy.
 const TOO_MUCH_BYTES: u64 = 256 << 20;
 
+/// What is left of a copy that somebody waits for, bytes: so much is copied at full speed, in some
+/// seconds; else the copy is put off.
+const WAITED_FOR_BYTES: u64 = 4 << 30;
+
+/// Whether who wants an open file now may wait for the rest of a copy of it.
+pub fn is_waited_for(left_bytes: u64) -> bool {
+    left_bytes <= WAITED_FOR_BYTES
+}
+
 /// Whether so many bytes may be copied while requests for the file wait: a moment that nobody
 /// notices.
 pub fn is_little(bytes: u64) -> bool {

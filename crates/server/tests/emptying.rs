@@ -69,7 +69,8 @@ impl Flaky {
     fn new(dir: &Path, server: u16) -> Flaky {
         let ssd = SsdSetting {
             dir: dir.join(format!("flash{server}")),
-            capacity_bytes: Some(64 << 20),
+            // The second has twice the room.
+            capacity_bytes: Some((u64::from(server) - 1) * (64 << 20)),
         };
         std::fs::create_dir_all(&ssd.dir).expect("mkdir");
         let open = move |instance| {

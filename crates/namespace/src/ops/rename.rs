@@ -318,7 +318,7 @@ impl Namespace {
             Err(error) => {
                 *state = before;
                 if let (Some(old), Some(before)) = (&to.file, replaced_before) {
-                    *old.lock() = before;
+                    old.lock().take_back(before);
                 }
                 return Err(error);
             }

@@ -1,5 +1,7 @@
 //! What a file does beside its state: locks, and what is told of it.
 
+use std::sync::atomic::{AtomicUsize, Ordering};
+
 use forebay_tiers::PfsTree;
 use forebay_types::{Attr, Ino, ObjectId, TierId};
 use parking_lot::{Mutex, MutexGuard};
@@ -15,6 +17,7 @@ impl File {
             ino,
             naming: Mutex::new(()),
             copying: Mutex::new(()),
+            copy_wanted: AtomicUsize::new(0),
             state: Mutex::new(state),
         }
     }
@@ -35,7 +38,15 @@ impl File {
     /// The right to copy its object to another tier: of two at once, the one that read first might
     /// write last.
     pub fn copying(&self) -> MutexGuard<'_, ()> {
-        self.copying.lock()
+        self.copy_wanted.fetch_add(1, Ordering::AcqRel);
+        let copying = self.copying.lock();
+        self.copy_wanted.fetch_sub(1, Ordering::AcqRel);
+        copying
+    }
+
+    /// Whether somebody waits for that: who has it, and takes its time, hurries.
+    pub fn is_copy_wanted(&self) -> bool {
+        self.copy_wanted.load(Ordering::Acquire) > 0
     }
 
     /// The same, unless somebody has it.

@@ -136,11 +136,15 @@ impl Buffer {
                 self.late_copies.lock().push((file.clone(), tier));
                 continue;
             }
-            // What is charged then is that one.
-            let has_second = file.lock().residency.shadow.is_some();
+            let second = file.lock().residency.shadow;
             self.leave_copy(&file, tier);
-            if !has_second {
-                self.ledger.release_shadow(file.object);
+            match second {
+                // It was charged before, and is again.
+                Some((second, _)) => {
+                    let bytes = self.ledger.used_bytes(file.object);
+                    self.ledger.found_shadow(file.object, second, bytes);
+                }
+                None => self.ledger.release_shadow(file.object),
             }
         }
     }

@@ -68,6 +68,8 @@ struct Books {
     charges: HashMap<ObjectId, Charge>,
     /// Copies on flash of objects in memory, beside their charges.
     shadows: HashMap<ObjectId, Charge>,
+    /// Space for objects on their way to another node, where they go.
+    moves: HashMap<ObjectId, Charge>,
     tiers: Vec<Sums>,
     applications: HashMap<u32, ApplicationFigures>,
 }
@@ -273,6 +275,33 @@ impl Ledger {
     pub fn release_shadow(&self, object: ObjectId) {
         let mut books = self.books.lock();
         books.take_shadow(object);
+        drop(books);
+        self.freed.notify_all();
+    }
+
+    /// Sets space aside for an object that is about to move there, if there is room.
+    pub fn try_hold_move(&self, object: ObjectId, tier: TierId, bytes: u64) -> Result<(), Refused> {
+        let mut books = self.books.lock();
+        if !books.charges.contains_key(&object) {
+            return Err(Refused::Gone);
+        }
+        books.take_move(object);
+        books.must_fit(tier, bytes)?;
+        let held = Charge {
+            tier: tier.0,
+            held_bytes: bytes,
+            application: NOBODYS,
+            ..Charge::default()
+        };
+        books.tier(held).add(held);
+        books.moves.insert(object, held);
+        Ok(())
+    }
+
+    /// It has moved, or stays.
+    pub fn release_move(&self, object: ObjectId) {
+        let mut books = self.books.lock();
+        books.take_move(object);
         drop(books);
         self.freed.notify_all();
     }
@@ -563,6 +592,12 @@ impl Books {
         self.shadows.insert(object, shadow);
     }
 
+    fn take_move(&mut self, object: ObjectId) {
+        if let Some(old) = self.moves.remove(&object) {
+            self.tier(old).subtract(old);
+        }
+    }
+
     fn take_shadow(&mut self, object: ObjectId) {
         if let Some(old) = self.shadows.remove(&object) {
             self.tier(old).subtract(old);
@@ -689,6 +724,22 @@ mod tests {
         assert_eq!(ledger.applications()[&8].dirty_bytes, 30);
         ledger.depart(ObjectId(2));
         assert!(!ledger.applications().contains_key(&7));
+    }
+
+    #[test]
+    fn what_is_set_aside_for_a_move_is_nobody_elses_until_it_is_given_back() {
+        let ledger = Ledger::new(&[(SSD, 100), (SSD, 100)], 1000);
+        let (object, other, to) = (ObjectId(1), ObjectId(2), TierId(1));
+        ledger.arrive(object, TierId(0), 0, true);
+        ledger.arrive(other, to, 0, true);
+        assert_eq!(ledger.try_hold_move(object, to, 80), Ok(()));
+        let refused = Err(Refused::Tier { missing_bytes: 10 });
+        assert_eq!(ledger.try_hold(other, to, 0, 30, true), refused);
+        // Again, and not twice.
+        assert_eq!(ledger.try_hold_move(object, to, 90), Ok(()));
+        assert_eq!(ledger.figures(to).used_bytes, 0);
+        ledger.release_move(object);
+        assert_eq!(ledger.try_hold(other, to, 0, 100, true), Ok(()));
     }
 
     proptest! {

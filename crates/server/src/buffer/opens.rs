@@ -93,6 +93,26 @@ impl Before {
     }
 }
 
+/// An open file that could not go on elsewhere is not asked to for so long: each try may copy all of
+/// it.
+const STAYS_FOR: Duration = Duration::from_secs(10);
+
+/// See [`STAYS_FOR`].
+#[derive(Default)]
+pub struct Stays(Mutex<Option<Instant>>);
+
+impl Stays {
+    /// From now on.
+    pub fn for_a_while(&self) {
+        *self.0.lock() = Some(Instant::now() + STAYS_FOR);
+    }
+
+    /// Whether that is so now.
+    pub fn is_until_later(&self) -> bool {
+        self.0.lock().is_some_and(|until| Instant::now() < until)
+    }
+}
+
 /// An open file, shared by all its handles. The kernel wants all opens of one file to be of one
 /// kind, so how it is served is fixed from the first open to the last close.
 pub struct OpenFile {
@@ -130,6 +150,8 @@ pub struct OpenFile {
     pub predicted_bytes: AtomicU64,
     /// What its second copy on another server lacks.
     pub unsent: Unsent,
+    /// A hand-over that came to nothing is not tried again at once.
+    pub stays: Stays,
     /// Of what goes straight to the PFS.
     pub behind: WriteBehind,
     /// There are `blocks`: every read asks.
@@ -170,6 +192,7 @@ impl OpenFile {
             series: AtomicU64::new(0),
             predicted_bytes: AtomicU64::new(0),
             unsent: Unsent::default(),
+            stays: Stays::default(),
             behind: WriteBehind::default(),
             has_blocks: AtomicBool::new(false),
             blocks: Mutex::new(None),

@@ -6,6 +6,9 @@ use forebay_policy::holders::{HolderRule, Locality};
 
 use crate::catalog::Catalog;
 
+/// What a file without a name is called where a path is asked for: that of the directory decides.
+pub const UNNAMED: &[u8] = b"(unnamed)";
+
 /// Where no rule says anything.
 static ANYWHERE: HolderRule = HolderRule {
     locality: Locality::WriterFirst,
@@ -39,10 +42,15 @@ impl Catalog {
         if !self.rules.has_placements() {
             return &ANYWHERE;
         }
-        let names = file.lock().names.clone();
+        let (names, unnamed) = {
+            let state = file.lock();
+            (state.names.clone(), state.unnamed.clone())
+        };
         let mut names = names.iter();
         let found = names.find_map(|(dir, name)| self.rules.placement(&dir.path_of(name)));
-        found.unwrap_or(&ANYWHERE)
+        // Without a name it is where its first one will be.
+        let of_unnamed = || self.rules.placement(&unnamed?.path_of(UNNAMED));
+        found.or_else(of_unnamed).unwrap_or(&ANYWHERE)
     }
 
     /// Application and version that somebody has set on the file itself. Only of dirty files, whose

@@ -81,10 +81,8 @@ impl Files {
         let Some(object) = self.source_of(leaving)? else {
             return Ok(false);
         };
-        // What has a second copy is charged for that.
-        let holds = file.lock().residency.shadow.is_none();
         let bytes = object.stat()?.allocated_bytes + leaving.ahead_bytes;
-        if holds && !self.hold_second(file, to, bytes) {
+        if !self.hold_for_move(file, to, bytes) {
             return Ok(false);
         }
         let mut taken = open.unsent.take();
@@ -113,26 +111,17 @@ impl Files {
         };
         let moved = self.move_paced(&wanted, control, catch_up, settle);
         open.unsent.put_back(taken);
-        // A copy whose commit has failed stays, and stays charged.
-        if holds && !self.buffer.has_late_copy(file, to) {
-            self.buffer.ledger().release_shadow(file.object);
-        }
+        self.buffer.ledger().release_move(file.object);
         Ok(moved?.is_some())
     }
 
     /// What is copied; `None` where the file may not move.
     fn source_of(&self, leaving: Leaving<'_>) -> Result<Option<Arc<dyn Object>>, Failure> {
         let Leaving { file, open, to, .. } = leaving;
-        let (residency, is_gone) = {
-            let state = file.lock();
-            (
-                state.residency,
-                state.is_unlinked() && state.unnamed.is_none(),
-            )
-        };
+        let residency = file.lock().residency;
         let is_promised = residency.flushed.is_some() || residency.shadow.is_some();
         let is_worse = is_promised && self.buffer.tiers().kind(to) == TierKind::Dram;
-        if open.passthrough || residency.by_kernel || is_worse || is_gone {
+        if open.passthrough || residency.by_kernel || is_worse || is_nobodys(file) {
             return Ok(None);
         }
         if self.buffer.is_closed(to) || self.buffer.tiers().kind(residency.tier) == TierKind::Pfs {
@@ -158,6 +147,8 @@ impl Files {
         control: &CopyControl<'_>,
     ) -> Result<(), Failure> {
         for _ in 0..ROUNDS {
+            // So that the flush is short for which requests wait.
+            self.flush_source(wanted.file, wanted.source, wanted.file.tier())?;
             let lacking = open.unsent.take();
             taken.join(lacking.clone());
             bring_up_to_date(wanted.source, copy, &lacking, control)?;
@@ -187,7 +178,9 @@ impl Files {
             matches!(&*target, Target::Buffer { file, .. } if Arc::ptr_eq(file, wanted.file));
         let lacking = open.unsent.take();
         taken.join(lacking.clone());
-        if !is_same || lacking.bytes().is_some_and(is_too_much) {
+        let stat = wanted.source.stat()?;
+        let bytes = lacking.bytes().unwrap_or(stat.size);
+        if !is_same || is_too_much(bytes) || is_nobodys(wanted.file) {
             return Ok(None);
         }
         bring_up_to_date(wanted.source, copy, &lacking, &CopyControl::NONE)?;
@@ -203,6 +196,12 @@ impl Files {
             target,
         }))
     }
+}
+
+/// Whether a file has lost its last name: what a crash leaves of it is told by the node where it is.
+fn is_nobodys(file: &File) -> bool {
+    let state = file.lock();
+    state.is_unlinked() && state.unnamed.is_none()
 }
 
 fn bring_up_to_date(

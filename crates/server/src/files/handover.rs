@@ -16,9 +16,13 @@ impl Files {
     /// Whether a file for which its tier has no room has gone on elsewhere. Where that fails, it
     /// waits where it is.
     pub(super) fn goes_on_elsewhere(&self, open: &OpenFile, len: u64) -> bool {
+        if open.stays.is_until_later() {
+            return false;
+        }
         match self.try_elsewhere(open, len) {
             Ok(moved) => moved,
             Err(failure) => {
+                open.stays.for_a_while();
                 let target = open.target.read();
                 if let Target::Buffer { file, tier, .. } = &*target {
                     let name = self.buffer.tiers().called(*tier);
@@ -77,9 +81,13 @@ impl Files {
                     ahead_bytes,
                 };
                 let moved = self.hand_over_open(leaving)?;
-                if moved {
-                    let counters = self.base.counters();
-                    counters.handed_over_files.fetch_add(1, Ordering::Relaxed);
+                match moved {
+                    true => {
+                        let counters = self.base.counters();
+                        counters.handed_over_files.fetch_add(1, Ordering::Relaxed);
+                    }
+                    // It was copied in vain, perhaps.
+                    false => open.stays.for_a_while(),
                 }
                 Ok(moved)
             }

@@ -9,6 +9,7 @@ use forebay_tiers::{CopyControl, TierKind};
 use forebay_types::TierId;
 
 use crate::base::failure::Failure;
+use crate::buffer::ledger::Refused;
 use crate::files::Files;
 use crate::files::mover::Move;
 use crate::files::replica::PATIENCE;
@@ -41,9 +42,7 @@ impl Files {
         if self.is_written_below(from, &*source)? {
             return Ok(false);
         }
-        // What has a second copy is charged for that.
-        let holds = residency.shadow.is_none();
-        if holds && !self.hold_second(file, to, source.stat()?.allocated_bytes) {
+        if !self.hold_for_move(file, to, source.stat()?.allocated_bytes) {
             return Ok(false);
         }
         let wanted = Move {
@@ -60,11 +59,31 @@ impl Files {
         };
         let settle = |_, claim| drop(claim);
         let moved = self.move_paced(&wanted, control, |_| Ok(may_commit()), settle);
-        // A copy whose commit has failed stays, and stays charged.
-        if holds && !self.buffer.has_late_copy(file, to) {
-            self.buffer.ledger().release_shadow(file.object);
-        }
+        self.buffer.ledger().release_move(file.object);
         Ok(moved?.is_some())
+    }
+
+    /// Sets space aside for a move; what has its second copy there is charged for that. `false`:
+    /// there is none.
+    pub(super) fn hold_for_move(&self, file: &File, to: TierId, bytes: u64) -> bool {
+        let has_second = |tier| {
+            file.lock()
+                .residency
+                .shadow
+                .is_some_and(|(at, _)| at == tier)
+        };
+        let hold = || self.buffer.ledger().try_hold_move(file.object, to, bytes);
+        if has_second(to) {
+            return true;
+        }
+        match hold() {
+            Ok(()) => true,
+            Err(Refused::Tier { missing_bytes }) => {
+                self.make_space(to, missing_bytes);
+                hold().is_ok()
+            }
+            Err(Refused::DirtyCap | Refused::Gone) => false,
+        }
     }
 
     /// Where a file of a node that is emptied may go.

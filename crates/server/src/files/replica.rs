@@ -513,8 +513,11 @@ impl Files {
 
     /// Whether somebody waits for a copy of a file that is under way.
     pub fn is_copy_wanted(&self, file: &File) -> bool {
-        let open = self.buffer.opens().by_ino(file.ino);
-        open.is_some_and(|open| open.unsent.is_wanted())
+        let by_opener = || {
+            let open = self.buffer.opens().by_ino(file.ino);
+            open.is_some_and(|open| open.unsent.is_wanted())
+        };
+        file.is_copy_wanted() || by_opener()
     }
 
     /// Makes it, or brings it up to date, now. `false`: there is no place for it, or the file is in

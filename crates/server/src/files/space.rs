@@ -269,10 +269,12 @@ impl Files {
             // It may be on its way to another node, and room is granted where it is.
             let target = open.target.read();
             if !matches!(&*target, Target::Buffer { tier: now, .. } if *now == tier) {
-                return Err(Refused::Tier { missing_bytes: 0 });
+                return Err(None);
             }
             let ledger = self.buffer.ledger();
-            ledger.try_hold(file.object, tier, used, held, true)?;
+            ledger
+                .try_hold(file.object, tier, used, held, true)
+                .map_err(Some)?;
             open.budget_bytes.store(ahead as i64, Ordering::Release);
             Ok(())
         };
@@ -282,8 +284,10 @@ impl Files {
             let held = (used + len + ahead).max(open.lease_bytes.load(Ordering::Acquire));
             match hold(held, ahead) {
                 Ok(()) => return Ok(None),
-                Err(Refused::Gone) => return Err(Errno::ESTALE.into()),
-                Err(refused) => last = refused,
+                // It is asked for where the file is now.
+                Err(None) => return self.grow(open, len),
+                Err(Some(Refused::Gone)) => return Err(Errno::ESTALE.into()),
+                Err(Some(refused)) => last = refused,
             }
             if let Refused::Tier { missing_bytes } = last
                 && ahead == 0

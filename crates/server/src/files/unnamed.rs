@@ -14,9 +14,6 @@ use forebay_namespace::File;
 use forebay_types::Ino;
 use parking_lot::Mutex;
 
-/// What such a file is called where a path is asked for: that of the directory decides.
-const UNNAMED: &[u8] = b"(unnamed)";
-
 /// Files without a name that may get one yet.
 #[derive(Default)]
 pub struct Unnamed {

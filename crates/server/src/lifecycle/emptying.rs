@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use forebay_namespace::File;
 use forebay_policy::demotion::order_demotion;
-use forebay_policy::emptying::{Departure, Leaving, LeavingRates, is_too_much, leave};
+use forebay_policy::emptying::{Departure, Leaving, LeavingRates, is_waited_for, leave};
 use forebay_policy::holders::{Holder, HolderId};
 use forebay_tiers::CopyControl;
 use forebay_types::{ObjectId, TierId};
@@ -267,7 +267,7 @@ impl Lifecycle {
                     stop: &|| is_over() || is_opened(),
                     moved: &|bytes, _| {
                         let pause = Duration::from_secs_f64(bytes as f64 / rate);
-                        self.pause_unless(pause, &is_opened);
+                        self.pause_unless(pause, &|| is_opened() || file.is_copy_wanted());
                     },
                 };
                 self.files.move_to_node(&file, to, &control)
@@ -299,11 +299,13 @@ impl Lifecycle {
     ) -> Result<bool, Failure> {
         let rate = self.settings.replica_rate_bytes_per_s as f64;
         // What it has grown to since it was opened is not booked yet.
-        let size_bytes = open.target.read().object().stat()?.size;
-        let left_bytes = AtomicU64::new(size_bytes);
-        let is_wanted = || open.unsent.is_wanted();
+        let bytes = open.target.read().object().stat()?.allocated_bytes;
+        let left_bytes = AtomicU64::new(bytes);
+        let is_wanted = || open.unsent.is_wanted() || file.is_copy_wanted();
         let control = CopyControl {
-            stop: &|| is_over() || (is_wanted() && is_too_much(left_bytes.load(Ordering::Relaxed))),
+            stop: &|| {
+                is_over() || (is_wanted() && !is_waited_for(left_bytes.load(Ordering::Relaxed)))
+            },
             moved: &|bytes, _| {
                 let left = left_bytes.load(Ordering::Relaxed).saturating_sub(bytes);
                 left_bytes.store(left, Ordering::Relaxed);

@@ -203,3 +203,45 @@ fn a_file_that_outgrows_a_full_node_goes_on_on_another_without_waiting() {
     running.audit();
     running.instance.stop();
 }
+
+/// A move that would take days is done at once for who needs the file.
+#[test]
+fn who_needs_a_file_does_not_wait_for_the_rate_of_its_move() {
+    const MIB: usize = 1 << 20;
+    let _one = alone();
+    let scratch = Scratch::new();
+    let mut servers = servers(scratch.path());
+    servers.settings.wait_for_space = PATIENCE;
+    servers.settings.replica_rate_bytes_per_s = 10;
+    let running = Running::start(&servers.settings, false);
+    order(&running, 3, true);
+    let (_, grows) = running.create(b"grows").expect("create");
+    let part = |n: usize| vec![n as u8 + 1; MIB];
+    (0..12).for_each(|n| {
+        let at = (n * MIB) as u64;
+        running.write(grows, at, &part(n)).expect("write");
+    });
+    let (_, other) = running.create(b"other").expect("create");
+    for n in 0..46 {
+        let at = (n * MIB) as u64;
+        running.write(other, at, &part(n)).expect("there is room");
+    }
+    order(&running, 3, false);
+    order(&running, 2, true);
+    // Either: the other one waits for the rate.
+    wait_for("one begins to move", || objects_of(&scratch, 3) > 0);
+    for n in 12..24 {
+        let at = (n * MIB) as u64;
+        running.write(grows, at, &part(n)).expect("it goes on");
+    }
+    assert_eq!(server_of(&running, "grows"), Some(3));
+    for n in 0..24 {
+        let found = running.read(grows, (n * MIB) as u64, MIB).expect("read");
+        assert!(found == part(n), "part {n}");
+    }
+    running.client.release(grows).expect("close");
+    running.client.release(other).expect("close");
+    order(&running, 2, false);
+    running.audit();
+    running.instance.stop();
+}

@@ -9,9 +9,9 @@ use forebay_tiers::{Identity, ParentKey};
 use forebay_types::{Attr, Cred, Generation, Ino, ObjectId, OpenFlags, TierId, failpoint};
 use forebay_wire::{Link, Opened};
 
-use super::UNNAMED;
 use crate::base::failure::Failure;
 use crate::buffer::opens::Target;
+use crate::catalog::naming::UNNAMED;
 use crate::files::Files;
 use crate::files::home::Origin;
 use crate::files::losses::names::Had;
