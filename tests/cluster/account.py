@@ -19,6 +19,7 @@ RECORD = 200
 RECORD_HEAD = struct.Struct("<4sIIHH")  # magic, stream, number, place in its write, records of that write
 RECORD_MAGIC = b"FbCr"
 HISTORY = 80
+BESIDE = ".forebay-conflict-"
 
 
 def cell(file, place, version):
@@ -114,12 +115,46 @@ class Register:
         and something behind it was written later."""
         return self.unsynced | {0} if None in self.unsynced else self.unsynced
 
+    def promise(self):
+        """No loss takes it back any more."""
+        self.unsynced = set(self.now())
+
     def was_cut(self, since):
         """Whether a truncation of it is under way, or ended after then."""
         return self.cutting or self.cut > since
 
     def unmoved(self, since):
         return self.spans[-1][0] <= since
+
+
+class NameRegister(Register):
+    """The file that a name has. What it was made or renamed over is on the PFS until the new file is there, and shows again if that is lost."""
+
+    __slots__ = ("below",)
+
+    def __init__(self, value):
+        super().__init__(value, goes_back=True)
+        self.below = {value}
+
+    def put(self, tick, values, oldest):
+        super().put(tick, values, oldest)
+        # A name that was taken away is taken away on the PFS at once.
+        self.below = {None} if set(values) == {None} else self.below | values
+
+    def promise(self):
+        super().promise()
+        self.below = set(self.now())
+
+    def parted(self):
+        """Where the new file is lost there may be nothing."""
+        self.below.add(None)
+        self.unsynced.add(None)
+
+    def is_never(self, value):
+        """An fsync has covered that it does not have this one any more."""
+        if value not in self.now():
+            self.unsynced.discard(value)
+            self.below.discard(value)
 
 
 class Story:
@@ -141,7 +176,7 @@ class File:
 
     def __init__(self, number):
         self.number, self.cells, self.busy = number, [], None
-        self.fsynced, self.story = {}, Story()
+        self.fsynced, self.story, self.promised = {}, Story(), False
 
     def cell(self, place):
         while len(self.cells) <= place:
@@ -156,8 +191,9 @@ class File:
 
     def promise(self):
         """An fsync was answered: nothing from before can be the file again."""
+        self.promised = True
         for register in self.cells:
-            register.unsynced = set(register.now())
+            register.promise()
 
     def sure(self):
         return all(register.sure() for register in self.cells)
@@ -167,9 +203,31 @@ class File:
         return next((at for at, register in enumerate(self.cells) if register.only() is None), len(self.cells))
 
 
+# What may be lost with what: a data server's files, which were in its memory or not flushed; records of names, too, where these are.
+CONTENT, FILES, RECORDS = "content", "files", "records"
+
+
 class Name:
-    def __init__(self, path):
-        self.path, self.value, self.busy, self.story = path, Register(None), None, Story()
+    # While something may be lost: FILES or RECORDS.
+    goes_back = None
+
+    def __init__(self, path, is_on_pfs=False):
+        """is_on_pfs: what is done with it is done on the PFS at once, so that nobody's loss takes it back."""
+        self.path, self.busy, self.story = path, None, Story()
+        self.value = Register(None) if is_on_pfs else NameRegister(None)
+
+    def window(self, since):
+        return self.value.window(since) | self.taken_back(Name.goes_back)
+
+    def is_one_file(self):
+        """Whether who asks for it by name meets the file that it has now, or nothing, whatever may be lost now."""
+        return len((self.value.now() | self.taken_back(Name.goes_back)) - {None}) < 2
+
+    def taken_back(self, what):
+        """What it may be after such a loss, beside what it is."""
+        if what not in (FILES, RECORDS) or not isinstance(self.value, NameRegister):
+            return set()
+        return self.value.below | (self.value.unsynced if what == RECORDS else set())
 
 
 class Log:
@@ -189,6 +247,8 @@ class Account:
         self.tick, self.looks = 0, {}
         self.files, self.names, self.folders, self.logs = {}, {}, {}, {}
         self.counts = collections.Counter()
+        self.disputed = set()  # paths and numbers of files that an outsider has changed, until it is known what came of that
+        self.unseen = set()  # files that were promised, and that nobody has seen since records may be lost
 
     def next_tick(self):
         self.tick += 1
@@ -224,9 +284,25 @@ class Account:
             self.cut(register)
             self.put(register, values)
 
-    def take_back(self):
-        """A node may have been given up: each file is what it was, or what its last fsync has promised."""
+    def promise_names(self, number, since, own=()):
+        """An fsync of this file, which began then, was answered: it covers the names that the file had throughout."""
+        for name in self.names.values():
+            if name.value.now() != {number}:
+                name.value.is_never(number)
+            elif name in own or name.value.unmoved(since):
+                name.value.promise()
+
+    def take_back(self, what=CONTENT):
+        """A node may have been given up, or have lost what was not flushed: each file is what it was, or what its last fsync has
+        promised. One that was never fsynced is lost as a whole then, and what its names had before shows again."""
         self.next_tick()
+        if what == RECORDS:
+            # A record of a change of names may be lost: then it is under the other name.
+            self.unseen |= {number for path, name in self.names.items() if name.value.sure() and (number := name.value.only()) is not None
+                            and self.files[number].promised and not path.startswith("mem/")}
+        for name in self.names.values():
+            if name.taken_back(what) - name.value.now():
+                self.put(name.value, name.value.now() | name.taken_back(what))
         for file in self.files.values():
             for register in file.cells:
                 if register.taken_back() - register.now():
@@ -286,7 +362,7 @@ class Account:
 
     def judge_name(self, name, seen, since, first=0, whole=True):
         """What somebody found under a name: None for nothing, else cells of the file there. Answers whose they are."""
-        window = name.value.window(since)
+        window = name.window(since)
         self.counts["names"] += 1
         if seen is None:
             if None not in window:
@@ -307,6 +383,7 @@ class Account:
             self.judge_cells(number, first, seen, since, whole)
         except Violation as violation:
             raise Violation(f"{violation}{name.story.told(name.path)}") from None
+        self.unseen.discard(number)
         self._resolve_name(name, number, since)
         return number
 
@@ -322,19 +399,20 @@ class Account:
         if not fitting:
             raise Violation(f"{name.path} holds {len(seen)} cells that are nobody's, and may be {told_files(window)}: {why}"
                             f"{name.story.told(name.path)}")
+        self.unseen -= set(fitting)
         if len(fitting) == 1:
             self._resolve_name(name, fitting[0], since)
             return fitting[0]
         return None
 
     def _resolve_name(self, name, value, since):
-        if not name.value.sure() and name.value.unmoved(since) and name.busy is None:
+        if not name.value.sure() and name.value.unmoved(since) and name.busy is None and not Name.goes_back:
             self.next_tick()
             self.put(name.value, {value})
 
     def judge_size(self, name, size, links, since):
         """What stat says of a name: None for nothing."""
-        window = name.value.window(since)
+        window = name.window(since)
         self.counts["stats"] += 1
         if size is None:
             if None not in window:
@@ -345,7 +423,7 @@ class Account:
             stories = "".join(self.files[number].story.told(f"file {number}") for number in window - {None})
             raise Violation(f"stat of {name.path} says {size} bytes ({size / CELL:g} cells), which none of {told_files(window)} "
                             f"has{name.story.told(name.path)}{stories}")
-        if not any(self._links_fit(number, links, since) for number in fitting):
+        if not any(self._links_fit(number, links, since) for number in fitting) and not self.disputed & set(fitting):
             raise Violation(f"stat of {name.path} says {links} links; {self._told_links(fitting, since)}{name.story.told(name.path)}")
 
     def _size_fits(self, file, size, since):
@@ -356,8 +434,12 @@ class Account:
         return bool(last - {None}) and None in next_one
 
     def _links(self, number, since):
-        windows = [name.value.window(since) for name in self.names.values()]
+        windows = [name.window(since) for name in self.names.values()]
         return sum(window == {number} for window in windows), sum(number in window for window in windows)
+
+    def has_links(self, number):
+        """Whether it has, or may have, several names."""
+        return number is not None and sum(number in name.value.now() for name in self.names.values()) > 1
 
     def _links_fit(self, number, links, since):
         least, most = self._links(number, since)
@@ -374,17 +456,31 @@ class Account:
             raise Violation(f"{folder} lists {twice} twice")
         known = {path.rpartition("/")[2]: name for path, name in (self.names | self.folders).items()
                  if path.rpartition("/")[0] == folder}
-        if strange := [one for one in seen if one not in known]:
-            raise Violation(f"{folder} lists {strange}, which nobody has made")
+        if strange := [one for one in seen if one not in known and not self.is_beside(f"{folder}/{one}")]:
+            of = [name for name in self.names.values() if any(f"{folder}/{one}".startswith(f"{name.path}.") for one in strange)]
+            files = [self.files[number] for name in of for number in name.window(since) - {None}]
+            raise Violation(f"{folder} lists {strange}, which nobody has made{''.join(name.story.told(name.path) for name in of)}"
+                            f"{''.join(file.story.told(f'file {file.number}') for file in files)}")
         for short, name in known.items():
-            window = name.value.window(since)
+            window = name.window(since)
             if short in seen and window == {None}:
                 raise Violation(f"{folder} lists {short}, which is not there{name.story.told(name.path)}")
             if short not in seen and None not in window:
                 raise Violation(f"{folder} does not list {short}, which is there{name.story.told(name.path)}")
 
+    def is_beside(self, path):
+        """Whether it is the second version of a file that an outsider has changed."""
+        return path.partition(BESIDE)[0] in self.disputed
+
+    def judge_lost(self):
+        """Everybody has looked at everything."""
+        if self.unseen:
+            number = min(self.unseen)
+            raise Violation(f"{len(self.unseen)} files that were fsynced have no name any more, such as {number}"
+                            f"{self.files[number].story.told(f'file {number}')}")
+
     def judge_folder_there(self, name, there, since):
-        window = name.value.window(since)
+        window = name.window(since)
         self.counts["stats"] += 1
         if (True if there else None) not in window:
             raise Violation(f"the directory {name.path} is {'' if there else 'not '}there{name.story.told(name.path)}")
@@ -419,7 +515,7 @@ class Account:
 
     def forget(self, held):
         """Files without a name that nobody has open."""
-        used = set(held).union(*(name.value.now() for name in self.names.values()))
+        used = set(held).union(*(name.value.now() | name.taken_back(RECORDS) for name in self.names.values()))
         for number in [number for number, file in self.files.items() if number not in used and file.busy is None]:
             del self.files[number]
 

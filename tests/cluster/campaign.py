@@ -18,6 +18,7 @@ import contextlib
 import multiprocessing
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -27,10 +28,12 @@ import time
 import traceback
 from pathlib import Path
 
-from account import Violation, parse_cells, parse_records
+from account import BESIDE, Violation, parse_cells, parse_records
 from cluster import ROOT, Failure, cluster, say
 from faults import DATA_FAULTS, FAULTS, STANDBY_FAULTS, Faults
-from machine import clean_exit_on_signals, run, workspace
+from fullness import Fullness
+from machine import MIB, clean_exit_on_signals, run, workspace
+from outsider import THEIRS
 from planner import FOLDERS, LOG_FOLDER, SLOT_FOLDER, Planner
 from selftest import self_test
 
@@ -41,6 +44,10 @@ LEASE_S = 8
 DRAM, FLASH = "24MiB", "96MiB"
 # The least that there is: what a node's programs write moves all the time.
 TIGHT_DRAM, TIGHT_FLASH = "4MiB", "4MiB"
+TIGHT_TIER_BYTES = 4 * MIB
+BULK_FOLDER = "bulk"
+# Faults that take along what was not fsynced.
+LOSING_FAULTS = {"power", "emptied", "blackout"}
 BEHIND = """
 [demotion]
 idle_after = "500ms"
@@ -101,9 +108,10 @@ class Worker:
 class Campaign:
     def __init__(self, args, running):
         self.args, self.cluster = args, running
-        self.planner, self.lock = Planner(args.seed, args.grow_mapped), threading.RLock()
+        self.planner, self.lock = Planner(args.seed, args.grow_mapped, args.spare_replaced), threading.RLock()
         self.random = random.Random(f"{args.seed} faults")
         self.workers, self.numbers = [], 0
+        self.ballast, self.fullness = {}, Fullness(self)
         self.faults = Faults(self)
         self.counts = collections.Counter()
         self.moves = collections.Counter()
@@ -112,11 +120,14 @@ class Campaign:
     def go(self):
         for folder in (*FOLDERS, SLOT_FOLDER, LOG_FOLDER):
             (self.cluster.mounts[0] / folder).mkdir(parents=True)
+        (self.cluster.pfs / THEIRS).mkdir()
         for client in range(self.args.clients):
             for at in range(PROGRAMS_OF_EACH):
                 self.start_worker(client, at == 0)
+            self.start_ballast(client)
         mover = threading.Thread(target=self.move, daemon=True)
         mover.start()
+        self.fullness.start()
         rounds = 0
         while time.monotonic() - self.begun < self.args.seconds:
             rounds += 1
@@ -137,6 +148,25 @@ class Campaign:
         self.numbers += 1
         with self.lock:
             self.workers.append(Worker(self, self.numbers, client, first))
+
+    def start_ballast(self, client):
+        """What fills tiers that are tight."""
+        if self.args.tight:
+            # A part of what was written to may go with any node where copies are kept.
+            loses = LOSING_FAULTS & set(self.args.faults) or self.args.replicas > 1
+            words = [sys.executable, Path(__file__).with_name("ballast.py"), self.cluster.mounts[client] / BULK_FOLDER / str(client),
+                     f"{self.args.seed} {client}", TIGHT_TIER_BYTES, int(bool(loses))]
+            self.ballast[client] = subprocess.Popen([str(word) for word in words], stdout=subprocess.PIPE, text=True, start_new_session=True)
+
+    def stop_ballast(self, client):
+        if process := self.ballast.pop(client, None):
+            process.kill()
+            try:
+                told, _ = process.communicate(timeout=PATIENCE_S)
+            except subprocess.TimeoutExpired:
+                told = f"the program that fills the tiers on client {client} does not end: {stack(process.pid)}"
+            if told.strip():
+                self.planner.violations.append(told.strip())
 
     def wait(self, seconds):
         until = time.monotonic() + seconds
@@ -163,6 +193,10 @@ class Campaign:
                 self.counts["programs that a mapping ended"] += 1
         for worker in ended:
             self.start_worker(worker.client, worker.first)
+        for client, process in list(self.ballast.items()):
+            if process.poll() is not None:
+                self.planner.violations.append(f"client {client}: {process.communicate()[0].strip() or process.returncode}")
+                del self.ballast[client]
 
     def until(self, what, done):
         deadline = time.monotonic() + PATIENCE_S
@@ -181,10 +215,15 @@ class Campaign:
         with self.lock:
             self.planner.mode = "rest"
         self.until("no operation is under way", self.planner.quiet)
+        self.faults.settle_deeds()
         with self.lock:
             self.planner.audit()
         self.until("everybody has looked at everything", self.planner.audited)
         with self.lock:
+            try:
+                self.planner.account.judge_lost()
+            except Violation as violation:
+                self.planner.violations.append(str(violation))
             if self.random.random() < 0.3 or any(log.bytes > 200_000 for log in self.planner.account.logs.values()):
                 old = list(self.planner.account.logs)
                 self.planner.new_logs()
@@ -230,9 +269,12 @@ class Campaign:
                 self.planner.violations.append(f"program {worker.number} does not end: {stack(worker.process.pid)}")
                 raise Failure("violated")
         mover.join(PATIENCE_S)
+        for client in list(self.ballast):
+            self.stop_ballast(client)
+        self.fullness.stop()
         if self.planner.violations:
             raise Failure("violated")
-        errors = self.cluster.status()["errors"]
+        errors = [error for error in self.cluster.status()["errors"] if not self.is_allowed(error)]
         if errors:
             self.planner.violations.append(f"status shows errors: {errors[:4]}")
         self.cluster.finish(timeout="100s")
@@ -242,6 +284,13 @@ class Campaign:
             self.planner.violations.append(f"on the PFS, after all was drained: {violation}")
         if self.planner.violations:
             raise Failure("violated")
+
+    def is_allowed(self, error):
+        """Whether it names what was never fsynced and has gone with a node, or what an outsider has changed. Whether that was allowed
+        the account says."""
+        if self.counts["outsider"] and error["errno"] == "EEXIST" and BESIDE in error["error"]:
+            return True
+        return bool(LOSING_FAULTS & set(self.counts) or self.args.replicas > 1) and "lost" in error["error"]
 
     def judge_pfs(self):
         """What is on the PFS when all is drained is what was answered."""
@@ -258,14 +307,15 @@ class Campaign:
 
     def kill_programs(self):
         """What is left of them; one that waits for a mount ends with that."""
-        for worker in self.workers:
+        for process in [*(worker.process for worker in self.workers), *self.ballast.values()]:
             with contextlib.suppress(ProcessLookupError):
-                os.killpg(worker.process.pid, signal.SIGKILL)
+                os.killpg(process.pid, signal.SIGKILL)
 
     def figures(self):
         planner = self.planner
         lines = [f"operations: {counted(planner.operations)}", f"answers lost: {counted(planner.unknown)}",
                  f"looks: {counted(planner.account.counts)}", f"faults: {counted(self.counts)}", f"orders: {counted(self.moves)}"]
+        lines.append(f"tiers: {self.fullness.told()}")
         if planner.refused:
             lines.append(f"refused at first, as documented: {counted(planner.refused)}")
         return "\n".join(f"campaign: {line}" for line in lines)
@@ -299,6 +349,9 @@ def perform(args):
                 campaign.kill_programs()
                 kept = Path(tempfile.mkdtemp(prefix="forebay-campaign-logs-"))
                 running.keep_logs(kept)
+                for folder in (*FOLDERS, LOG_FOLDER):
+                    shutil.copytree(running.pfs / folder, kept / "pfs" / folder, dirs_exist_ok=True)
+                kept.joinpath("lists").write_text(run(["ls", "-laRi", "--time-style=full-iso", running.pfs]).stdout, encoding="utf-8")
                 print(campaign.figures())
                 for violation in campaign.planner.violations:
                     print(f"campaign: VIOLATION with seed {args.seed}: {violation}")
@@ -308,6 +361,8 @@ def perform(args):
                     return 1
                 raise error
             print(campaign.figures())
+            if args.tight and campaign.fullness.times_full < args.full:
+                raise Failure(f"tiers were full only {campaign.fullness.times_full} times, not {args.full}")
             print(f"campaign: no violation in {time.monotonic() - campaign.begun:.0f} s, seed {args.seed}", flush=True)
     return 0
 
@@ -322,11 +377,16 @@ def arguments():
     parser.add_argument("--data-servers", action="store_true", help="each node holds data, too, and its data server is killed or stands still")
     parser.add_argument("--replicas", type=int, default=1, choices=(1, 2), help="2: data servers in racks of their own, and the level replica (1)")
     parser.add_argument("--standby", action="store_true", help="data servers, etcd, and a second metadata server that takes over")
-    parser.add_argument("--tight", action="store_true", help="tiers as small as they may be")
+    parser.add_argument("--tight", action="store_true", help="tiers as small as they may be, and programs that keep them full")
+    parser.add_argument("--full", type=int, default=20, help="with --tight, how often a tier has to have been found full (20)")
+    parser.add_argument("--soak", action="store_true", help="all faults, --replicas 2 and --tight, on --clients nodes")
     parser.add_argument("--grow-mapped", action="store_true", help="also make files longer and shorter that another node has mapped")
+    parser.add_argument("--spare-replaced", action="store_true", help="nobody writes to a file while another one is renamed over it")
     parser.add_argument("--self-test", action="store_true", help="wrong histories, each of which must be found")
     args = parser.parse_args()
     args.forebay = args.forebay.resolve()
+    if args.soak:
+        args.replicas, args.tight = 2, True
     args.data_servers |= args.replicas > 1 or args.standby
     known = [*FAULTS, *(STANDBY_FAULTS if args.standby else ()), *(DATA_FAULTS if args.data_servers else ())]
     args.faults = args.faults.split(",") if args.faults else known

@@ -5,11 +5,14 @@ import os
 import signal
 import time
 
+from account import CONTENT
+from losses import Losses
 from machine import Failure, run
+from outsider import Outsider
 
-FAULTS = ("links", "reset", "stop", "kill", "fence", "client")
+FAULTS = ("links", "reset", "stop", "kill", "fence", "client", "outsider", "blackout")
 # The same where each node holds data.
-DATA_FAULTS = ("holder", "silent", "both")
+DATA_FAULTS = ("holder", "silent", "both", "power", "emptied")
 # And with a metadata server that stands by.
 STANDBY_FAULTS = ("replaced",)
 # A client's session lives on: longest time without a word, against a lease of 8 s.
@@ -28,13 +31,16 @@ FORGETS_WITHIN_S = 60.0
 HISTORY = 30
 
 
-class Faults:
+class Faults(Losses, Outsider):
+    takes_over_within_s = TAKES_OVER_WITHIN_S
+
     def __init__(self, campaign):
         self.campaign, self.cluster, self.random = campaign, campaign.cluster, campaign.random
         self.planner, self.lock = campaign.planner, campaign.lock
         self.under_way, self.told = False, ""
         self.history = collections.deque(maxlen=HISTORY)
         self.undo = []  # what brings everything back
+        self.deeds = []  # of outsiders, of which it is not known yet what came of them
 
     def tell(self, text):
         self.told = text
@@ -72,15 +78,15 @@ class Faults:
         if self.campaign.args.replicas > 1:
             with self.lock:
                 self.planner.nodes_go()
-            self.campaign.until("no append is under way", lambda: not self.planner.appends())
+            self.campaign.until("nothing is under way that would meet another file", lambda: not self.planner.would_go_wrong())
 
-    def afterwards(self, seconds=AFTERWARDS_S):
+    def afterwards(self, seconds=AFTERWARDS_S, what=CONTENT):
         """Until nothing comes of the fault any more."""
         self.cluster.follow()
         self.campaign.wait(seconds + (GIVEN_UP_WITHIN_S if self.campaign.args.replicas > 1 else 0.0))
         with self.lock:
-            if self.campaign.args.replicas > 1:
-                self.planner.nodes_are_back()
+            if self.campaign.args.replicas > 1 or what != CONTENT:
+                self.planner.nodes_are_back(what)
 
     # -- each of them -----------------------------------------------------------------------------------------------
 
@@ -246,6 +252,7 @@ class Faults:
         self.tell(f"the mount of client {client} killed and made anew")
         mount = self.cluster.mounts[client]
         self.under_way = True
+        self.campaign.stop_ballast(client)
         excuses = self.excused([client], "its mount was killed")
         pid = self.cluster.mount_pid(mount)
         with self.lock:
@@ -267,6 +274,7 @@ class Faults:
         with self.lock:
             self.planner.buried(client)
             self.planner.resting.discard(client)
+        self.campaign.start_ballast(client)
         self.all_back()
         self.campaign.wait(AFTERWARDS_S)
         self.over(excuses)

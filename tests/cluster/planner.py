@@ -5,7 +5,7 @@ import errno
 import random
 import time
 
-from account import CELL, CELLS_MAX, RECORD, Account, File, Log, Name, Violation, told_files
+from account import CELL, CELLS_MAX, CONTENT, RECORD, Account, File, Log, Name, Violation, told_files
 
 FOLDERS = ("a", "safe", "mem", "deep/er")
 NAMES_IN_EACH = 9
@@ -19,6 +19,8 @@ MET_HALFWAY = (errno.ENOENT, errno.EEXIST, errno.ENOTEMPTY)
 WEIGHTS = {"create": 12, "write": 14, "append": 10, "truncate": 5, "rename": 9, "unlink": 6, "link": 5, "folder": 4, "log": 12,
            "read": 26, "stat": 12, "list": 4, "read_log": 1, "hold": 7, "drop": 3, "read_held": 12, "write_held": 8, "store": 8,
            "load": 8, "fsync": 6, "truncate_held": 2}
+
+BY_NAME = ("write", "rewrite", "truncate", "rename", "unlink", "link")
 
 
 class Ticket:
@@ -48,12 +50,14 @@ class Excuse:
 
 
 class Planner:
-    def __init__(self, seed, grow_mapped=False):
+    def __init__(self, seed, grow_mapped=False, spare_replaced=False):
         self.random, self.account, self.grow_mapped = random.Random(seed), Account(), grow_mapped
+        self.spare_replaced = spare_replaced
         self.programs, self.excuses, self.violations = {}, [], []
         self.settled_since = -1  # fsyncs from before say nothing; for ever, while a node is away
         self.mode = "run"  # or "rest", "audit", "end"
         self.resting = set()  # clients without a mount
+        self.leaving = set()  # files that nobody is to have open
         self.dead = {}  # what was asked by mounts that were killed, and may still happen
         self.audits = 0
         self.operations, self.unknown, self.refused = collections.Counter(), collections.Counter(), collections.Counter()
@@ -66,7 +70,7 @@ class Planner:
                 self.account.names[path] = Name(path)
         for at in range(SLOTS):
             path = f"{SLOT_FOLDER}/d{at}"
-            self.account.folders[path] = Name(path)
+            self.account.folders[path] = Name(path, is_on_pfs=True)
         self.new_logs()
 
     def new_logs(self):
@@ -112,8 +116,11 @@ class Planner:
             return {"do": "end"}
         if self.mode == "audit":
             return self.of_audit(program)
-        if self.mode == "rest" or program.client in self.resting:
+        if program.client in self.resting:
             return None
+        if self.mode == "rest":
+            slot = next((slot for slot, held in program.held.items() if held[0] in self.leaving), None)
+            return None if slot is None else self.issue(program, self.drop(program, slot))
         for _ in range(6):
             what = self.random.choices(list(WEIGHTS), list(WEIGHTS.values()))[0]
             ticket = getattr(self, f"plan_{what}")(program)
@@ -190,8 +197,12 @@ class Planner:
         since = ticket.since
         slot = ticket.plan.get("slot")
         if slot in program.held:
-            since = min(since, program.held[slot][1])
+            since, held = min(since, program.held[slot][1]), program.held[slot][0]
             del program.held[slot]
+            if held in self.account.disputed and number in EXCUSABLE and not ticket.changes:
+                # It was there to be read, and what it was has left the PFS by an outsider's doing.
+                self.unknown[f"{ticket.plan['do']} {errno.errorcode[number]}"] += 1
+                return
         if number == errno.ENOENT and call == "link" and not self.excused(program, since):
             # The kernel counts links by itself, and may be wrong for a second (docs/semantics.md, not promised yet).
             self.account.undone(ticket.changes, ticket.before)
@@ -230,6 +241,8 @@ class Planner:
         names = list(self.account.names.values())
         for _ in range(8):
             name = self.random.choice(names)
+            if wanted and not name.is_one_file():
+                continue
             if name.busy is None and (not name.value.sure() or (name.value.only() is not None) == wanted):
                 return name
         return None
@@ -339,30 +352,38 @@ class Planner:
 
     def finish_written(self, ticket, _told):
         if ticket.plan.get("sync"):
-            self.note_fsync(ticket.plan["file"], ticket.since)
+            self.note_fsync(ticket.plan["file"], ticket.since, ticket.locked)
 
-    def note_fsync(self, number, since):
+    def note_fsync(self, number, since, own=()):
         file = self.account.files.get(number)
         if not file or not file.sure():
             return
         file.fsynced = {at: register.only() for at, register in enumerate(file.cells)}
-        names = [name.path for name in self.account.names.values() if number in name.value.window(since)]
+        names = [name.path for name in self.account.names.values() if number in name.window(since)]
         # The level `memory` promises nothing against the loss of a node; who had the file meanwhile, an answer does not say.
         if names and not any(path.startswith("mem/") for path in names) and self.settled_since < since:
             file.promise()
+            self.account.promise_names(number, since, own)
 
-    def nodes_go(self):
-        """From now on a data server may be given up, and its files go back to what was fsynced."""
+    def nodes_go(self, what=CONTENT):
+        """From now on this may be lost, and files go back to what was fsynced."""
         File.goes_back, self.settled_since = True, float("inf")
+        Name.goes_back = None if what == CONTENT else what
 
-    def nodes_are_back(self):
-        File.goes_back = False
-        self.account.take_back()
+    def nodes_are_back(self, what=CONTENT):
+        File.goes_back, Name.goes_back = False, None
+        self.account.take_back(what)
         self.settled_since = self.account.next_tick()
 
-    def appends(self):
-        """Whether some append is under way: it would go behind another end than the account believes."""
-        return any(program.ticket and program.ticket.plan["do"] == "append" for program in self.programs.values())
+    def would_go_wrong(self):
+        """Whether something is under way that would meet what the account does not believe to be there: an append another end, or a change
+        by name another file."""
+        return any(program.ticket and self.would_meet_another(program.ticket) for program in self.programs.values())
+
+    def would_meet_another(self, ticket):
+        if ticket.plan["do"] == "append":
+            return True
+        return ticket.plan["do"] in BY_NAME and any(isinstance(one, Name) and not one.is_one_file() for one in ticket.locked)
 
     def plan_rename(self, program):
         old, file, before = self.name_with_file(program)
@@ -373,7 +394,15 @@ class Planner:
             return None
         ticket = self.ticket(program, "rename", path=old.path, new=new.path, file=file.number)
         ticket.locked, ticket.stories = [old, new], [old, new]
+        if self.spare_replaced and new.value.only() is not None:
+            replaced = self.account.files[new.value.only()]
+            if replaced.busy:
+                return None
+            ticket.locked.append(replaced)
         ticket.changes = [(new.value, file.number), (old.value, None)]
+        if any(self.account.has_links(number) for number in (file.number, new.value.only())):
+            # Of several links the PFS's goes at once, and nothing is left that would show again.
+            new.value.parted()
         return ticket
 
     def plan_unlink(self, program):
@@ -551,8 +580,10 @@ class Planner:
     def plan_drop(self, program):
         if not program.held:
             return None
-        slot = self.random.choice(list(program.held))
-        number, since, _ = program.held[slot]
+        return self.drop(program, self.random.choice(list(program.held)))
+
+    def drop(self, program, slot):
+        number = program.held[slot][0]
         ticket = self.ticket(program, "drop", slot=slot, file=number)
 
         def finish(_ticket, _told):
