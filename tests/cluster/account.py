@@ -318,19 +318,19 @@ class Account:
 
     # -- looks -------------------------------------------------------------------------------------------------------
 
-    def judge_cells(self, number, first, seen, since, whole):
-        """Cells of a file from one on, as `parse_cells` gives them. whole: the file was read to its end."""
+    def judge_cells(self, number, first, seen, since, whole, is_it=True):
+        """Cells of a file from one on, as `parse_cells` gives them. whole: the file was read to its end. is_it: it is this file for sure."""
         file = self.files[number]
         seen = list(seen)
         if whole:
             seen += [None] * max(len(file.cells) - first - len(seen), 0)
         for at, found in enumerate(seen, first):
             try:
-                self._judge_cell(file, at, found, since)
+                self._judge_cell(file, at, found, since, is_it)
             except Violation as violation:
                 raise Violation(f"{violation}\n  seen from cell {first} on: {summary(seen)}") from None
 
-    def _judge_cell(self, file, place, found, since):
+    def _judge_cell(self, file, place, found, since, is_it):
         window = file.window(place, since)
         self.counts["cells"] += 1
         if isinstance(found, bytes):
@@ -355,7 +355,7 @@ class Account:
             lost = f"; {fsynced} was fsynced" if fsynced is not None and fsynced in window else ""
             raise Violation(f"cell {place} of file {file.number} is {told([value])}, and may be {told(window)}{lost}"
                             f"{file.story.told(f'file {file.number}')}")
-        if register and not register.sure() and register.unmoved(since) and file.busy is None and not File.goes_back:
+        if is_it and register and not register.sure() and register.unmoved(since) and file.busy is None and not File.goes_back:
             # Seen once, it must stay so.
             self.next_tick()
             self.put(register, {value})
@@ -392,7 +392,7 @@ class Account:
         fitting, why = [], ""
         for number in window - {None}:
             try:
-                self.judge_cells(number, first, seen, since, whole)
+                self.judge_cells(number, first, seen, since, whole, is_it=False)
                 fitting.append(number)
             except Violation as violation:
                 why = str(violation)
@@ -401,6 +401,7 @@ class Account:
                             f"{name.story.told(name.path)}")
         self.unseen -= set(fitting)
         if len(fitting) == 1:
+            self.judge_cells(fitting[0], first, seen, since, whole)
             self._resolve_name(name, fitting[0], since)
             return fitting[0]
         return None
