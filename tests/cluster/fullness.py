@@ -45,6 +45,11 @@ class Fullness:
         self.by_tier.update(full)
         self.waited = max(self.waited, status["waited_writes_total"])
 
+    def judge(self, least):
+        """Where tiers were to be full, they have to have been."""
+        if self.times_full < least:
+            raise Failure(f"tiers were found full {self.times_full} times only, not {least}: this run says nothing of full tiers")
+
     def told(self):
         tiers = ", ".join(f"{name} {count}" for name, count in sorted(self.by_tier.items())) or "none"
         return f"{self.times_full} of {self.looks} looks found one full ({tiers}); {self.waited} writes waited for space"
