@@ -353,6 +353,8 @@ def perform(args):
                     shutil.copytree(running.pfs / folder, kept / "pfs" / folder, dirs_exist_ok=True)
                 kept.joinpath("lists").write_text(run(["ls", "-laRi", "--time-style=full-iso", running.pfs]).stdout, encoding="utf-8")
                 print(campaign.figures())
+                if str(error) != "violated":
+                    print(f"campaign: ended by {type(error).__name__}: {error}")
                 for violation in campaign.planner.violations:
                     print(f"campaign: VIOLATION with seed {args.seed}: {violation}")
                 print("\n".join(["campaign: the last faults:", *campaign.faults.history]))

@@ -168,7 +168,8 @@ class Cluster(Network):
             shutil.copy(path, folder)
 
     def is_in_reach(self):
-        """Whether the metadata server has taken in all data servers."""
+        """Whether the metadata server that leads has taken in all data servers."""
+        self.follow()
         done = run([self.binary, "status", "--state", self.state, "--json"], check=False, timeout_s=PATIENCE_S)
         if done.returncode:
             return False

@@ -220,6 +220,8 @@ class Faults(Losses, Outsider):
         self.stop([pid])
         self.lasting(seconds)
         self.afterwards(TAKES_OVER_WITHIN_S)
+        # Right after it was continued, the old one does not know yet that it does not lead.
+        self.cluster.follow()
         if self.cluster.pid() == pid:
             raise Failure(f"nobody has taken over within {seconds:.1f} s")
         self.over(excuses)

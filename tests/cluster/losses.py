@@ -20,7 +20,6 @@ class Losses:
     def back(self, what, excuses):
         """Until all servers are in reach again, and have said what is lost."""
         deadline = time.monotonic() + COMES_BACK_WITHIN_S
-        self.cluster.follow()
         while not self.cluster.is_in_reach():
             if time.monotonic() > deadline:
                 raise Failure(f"not all servers are in reach after {COMES_BACK_WITHIN_S:.0f} s")

@@ -219,7 +219,7 @@ class Planner:
     def died(self, number, how):
         """A program has ended by a signal: its mapping had nothing behind it any more."""
         program = self.programs[number]
-        if self.violations:
+        if self.violations or self.mode == "end":
             return  # the campaign has ended, and its programs were killed
         if program.ticket is None:
             self.violations.append(f"program {number} on client {program.client} ended by itself ({how})")
