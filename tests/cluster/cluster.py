@@ -174,7 +174,7 @@ class Cluster(Network):
         if done.returncode:
             return False
         status = json.loads(done.stdout)
-        return not any(tier["out_of_reach"] for tier in status.get("tiers", ())) and all(node["answers"] for node in status.get("nodes", ()))
+        return not any(tier["out_of_reach"] for tier in status.get("tiers", ())) and all(node["answers"] for node in status.get("nodes", ()) if node["data"])
 
     def show(self, mount, *options):
         node = self.clients[self.mounts.index(mount)]
