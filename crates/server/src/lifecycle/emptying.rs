@@ -267,7 +267,9 @@ impl Lifecycle {
                     stop: &|| is_over() || is_opened(),
                     moved: &|bytes, _| {
                         let pause = Duration::from_secs_f64(bytes as f64 / rate);
-                        self.pause_unless(pause, &|| is_opened() || file.is_copy_wanted());
+                        self.pause_unless(pause, &|| {
+                            is_over() || is_opened() || file.is_copy_wanted()
+                        });
                     },
                 };
                 self.files.move_to_node(&file, to, &control)
@@ -310,7 +312,7 @@ impl Lifecycle {
                 let left = left_bytes.load(Ordering::Relaxed).saturating_sub(bytes);
                 left_bytes.store(left, Ordering::Relaxed);
                 let pause = Duration::from_secs_f64(bytes as f64 / rate);
-                self.pause_unless(pause, &is_wanted);
+                self.pause_unless(pause, &|| is_over() || is_wanted());
             },
         };
         let leaving = changeover::Leaving {
