@@ -107,7 +107,8 @@ fn holder(
             .explain("the kernel's boot id", "")?,
     };
     let metadata = cluster.servers.iter().filter(|server| server.metadata);
-    let addresses = metadata.flat_map(|server| &server.addresses);
+    let addresses =
+        metadata.flat_map(|server| server.addresses.iter().chain(&server.replication_addresses));
     let metadata: Vec<IpAddr> = addresses.map(|one| one.ip().to_canonical()).collect();
     let theirs = settings.clone();
     let open = Box::new(move |instance| open_tiers(&theirs, instance));
@@ -123,8 +124,9 @@ fn listen(
     (cluster, server, key): (&Cluster, &Server, &Key),
     data: Arc<DataServer>,
 ) -> Result<NetServer, Failure> {
+    let addresses = server.addresses.iter().chain(&server.replication_addresses);
     let config = NetServerConfig {
-        tcp: server.addresses.clone(),
+        tcp: addresses.copied().collect(),
         unix: Some(socket_for_mounts(&server.state)),
         encrypt: cluster.encrypt,
         lease: cluster.lease,

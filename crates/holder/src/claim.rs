@@ -59,10 +59,20 @@ impl Claim {
 
     /// What begins a session.
     pub(crate) fn begin(&self) -> io::Result<Request> {
-        if !(self.may)() {
-            return Err(OUT_OF_REACH.into());
-        }
-        let (instance, epoch) = (self.instance, self.epoch);
+        let (instance, epoch) = self.by_right()?;
         Ok(Request::Object(ObjectCall::Begin { instance, epoch }))
+    }
+
+    /// What has a further connection belong to the session.
+    pub(crate) fn join(&self) -> io::Result<Request> {
+        let (instance, epoch) = self.by_right()?;
+        Ok(Request::Object(ObjectCall::Join { instance, epoch }))
+    }
+
+    fn by_right(&self) -> io::Result<([u8; 16], u32)> {
+        match (self.may)() {
+            true => Ok((self.instance, self.epoch)),
+            false => Err(OUT_OF_REACH.into()),
+        }
     }
 }

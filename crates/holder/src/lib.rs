@@ -14,9 +14,11 @@ mod local;
 mod object;
 mod redial;
 mod remote;
+mod replication;
 mod server;
 mod service;
 mod unanswered;
+mod way;
 
 pub use claim::Claim;
 pub use local::{SsdSetting, open_flash, open_memory};

@@ -13,13 +13,13 @@ use forebay_tiers::{
 use forebay_types::{Errno, Handle, SetTime, limits};
 use forebay_wire::{
     CopyEnd, CopyFacts, CopyFailure, OUT_OF_REACH, ObjectCall, ObjectKey, ObjectReply,
-    ObjectRequest, ObjectUse, OutsideFile, Response,
+    ObjectRequest, ObjectUse, OutsideFile, Reply, Response,
 };
 use parking_lot::Mutex;
 
 use crate::convert;
-use crate::remote::{Held, Way, odd};
 use crate::unanswered::CallError;
+use crate::way::{Held, Way, odd};
 
 /// Sessions that may end under one request before it fails.
 const TRIES: u32 = 3;
@@ -42,6 +42,8 @@ pub struct RemoteObject {
     how: ObjectUse,
     held: Mutex<Held>,
     is_lost: AtomicBool,
+    /// What is read and written goes over the connection for copies.
+    for_copies: bool,
     /// Where write-back is to start with the next message, if bytes are there.
     unstarted: Mutex<Range<u64>>,
     /// Held by who appends.
@@ -58,10 +60,16 @@ impl RemoteObject {
             how,
             held: Mutex::new(held),
             is_lost: AtomicBool::new(false),
+            for_copies: false,
             unstarted: Mutex::new(0..0),
             appending: Mutex::default(),
             end: Mutex::default(),
         }
+    }
+
+    pub(crate) fn for_copies(mut self, for_copies: bool) -> RemoteObject {
+        self.for_copies = for_copies;
+        self
     }
 
     /// What is open, in the session that there is now.
@@ -117,13 +125,30 @@ impl RemoteObject {
                 held => held?,
             };
             let call = ObjectCall::On(held.handle, request.clone());
-            match self.way.call(&call, payload, into) {
+            match self.call(&held, &call, payload, into) {
                 Ok(reply) => return Ok(reply.response),
                 Err(error) if tries < TRIES && error.is(Errno::EBADF) => self.forget(&held),
                 Err(CallError::Unasked) if tries < TRIES => {}
                 Err(CallError::Lost) if tries < TRIES && *request != ObjectRequest::Append => {}
                 Err(error) => return Err(error),
             }
+        }
+    }
+
+    fn call(
+        &self,
+        held: &Held,
+        call: &ObjectCall,
+        payload: &[u8],
+        into: &mut [u8],
+    ) -> Result<Reply, CallError> {
+        let moves_bytes = matches!(
+            call,
+            ObjectCall::On(_, ObjectRequest::Read { .. } | ObjectRequest::Write { .. })
+        );
+        match self.for_copies && moves_bytes {
+            true => self.way.call_for_copy(held, call, payload, into),
+            false => self.way.call(call, payload, into),
         }
     }
 

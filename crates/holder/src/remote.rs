@@ -1,268 +1,20 @@
 //! A metadata server's side: tiers whose objects are on another node.
 
 use std::io;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 
 use forebay_tiers::{
     CopiesOut, CopyControl, CopyReport, Elsewhere, Identity, IdentityError, Object, Outside,
     OutsideError, Space, Tier, TierKind,
 };
-use forebay_types::{Errno, Handle, ObjectId, TierId, limits};
+use forebay_types::{Errno, ObjectId, TierId, limits};
 use forebay_wire::{
-    Connection, NOT_BEGUN, OUT_OF_REACH, ObjectCall, ObjectKey, ObjectReply, ObjectTier, ObjectUse,
-    Reply, Request, Response,
+    Connection, ObjectCall, ObjectKey, ObjectReply, ObjectTier, ObjectUse, Response,
 };
-use parking_lot::Mutex;
 
 use crate::claim::Claim;
 use crate::object::RemoteObject;
-use crate::unanswered::CallError;
-
-/// As many closed handles wait for the next call at most.
-const CLOSES_MAX: usize = 64;
-
-/// Sessions that may come between.
-const TRIES: u32 = 4;
-
-/// Another answer than the question has.
-pub(crate) fn odd() -> io::Error {
-    io::Error::from_raw_os_error(libc::EPROTO)
-}
-
-/// Which session that has begun.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Session {
-    pub generation: u64,
-}
-
-/// What is open there, and in which session.
-#[derive(Clone, Debug)]
-pub(crate) struct Held {
-    pub handle: Handle,
-    pub session: Session,
-}
-
-/// What a data server has said of itself.
-#[derive(Clone, Debug, PartialEq, Eq)]
-struct Found {
-    /// The start of its node.
-    boot: String,
-    /// Its tiers by their numbers: names and marks.
-    tiers: Vec<(String, [u8; 16])>,
-}
-
-impl Found {
-    fn of(boot: String, tiers: &[ObjectTier]) -> Found {
-        let known = tiers.iter().map(|tier| (tier.name.clone(), tier.mark));
-        Found {
-            boot,
-            tiers: known.collect(),
-        }
-    }
-}
-
-/// The way to one data server, shared by its tiers and their objects.
-///
-/// Invariants:
-/// 1. Once the data server has other tiers than those that were found first, or its node was
-///    started anew, the way is shut for good: what is there may be something else, or may have lost
-///    what was not flushed. Whoever asks gets `EHOSTDOWN`.
-/// 2. So it is from the beginning where the tiers are only expected, and once a start of the
-///    metadata server has shut it, which could not look at what is there.
-/// 3. The data server counts as answering only once it has let the present session begin. An error
-///    of that says nothing about any object.
-pub(crate) struct Way {
-    connection: Arc<dyn Connection>,
-    claim: Claim,
-    session: Mutex<Option<Session>>,
-    introducing: Mutex<()>,
-    /// What was found first.
-    found: OnceLock<Found>,
-    /// What is there has to be looked at, by a start of the metadata server, before it is used.
-    shut: AtomicBool,
-    /// A start has looked, and has found that this is not to be used.
-    refused: Mutex<Option<Found>>,
-    /// Handles that nobody needs any more: they travel together.
-    closes: Mutex<Vec<Handle>>,
-}
-
-impl Way {
-    /// In a session that has begun. Where another one has come between, nothing was done.
-    pub fn call(
-        &self,
-        call: &ObjectCall,
-        payload: &[u8],
-        into: &mut [u8],
-    ) -> Result<Reply, CallError> {
-        for _ in 0..TRIES {
-            let session = self.session()?;
-            let request = Request::Object(call.clone());
-            match self.connection.call(request, payload, into) {
-                Err(NOT_BEGUN) => *self.session.lock() = None,
-                // Another one may have come before the call: then it says nothing of this one.
-                Ok(_) if self.connection.generation() != session.generation => {
-                    return Err(CallError::Lost);
-                }
-                answered => return Ok(answered?),
-            }
-        }
-        Err(CallError::Unasked)
-    }
-
-    pub fn ask(&self, call: ObjectCall) -> Result<ObjectReply, CallError> {
-        match self.call(&call, &[], &mut [])?.response {
-            Response::Object(reply) => Ok(reply),
-            _ => Err(odd().into()),
-        }
-    }
-
-    pub fn order(&self, call: ObjectCall) -> Result<(), CallError> {
-        match self.call(&call, &[], &mut [])?.response {
-            Response::Done => Ok(()),
-            _ => Err(odd().into()),
-        }
-    }
-
-    /// The session that calls go to now, and what is at its other end.
-    pub fn session(&self) -> io::Result<Session> {
-        let generation = self.connection.generation();
-        let known = *self.session.lock();
-        match known.filter(|known| known.generation == generation) {
-            Some(known) => Ok(known),
-            None => {
-                // One asks, and the others have the answer.
-                let _one = self.introducing.lock();
-                let known = *self.session.lock();
-                match known.filter(|known| known.generation == self.connection.generation()) {
-                    Some(known) => Ok(known),
-                    None => match self.introduce() {
-                        Ok((session, _)) => Ok(session),
-                        Err(error) => {
-                            tracing::debug!("a data server does not let a session begin: {error}");
-                            Err(OUT_OF_REACH.into())
-                        }
-                    },
-                }
-            }
-        }
-    }
-
-    /// Asks who is there. A call of the session before may be under way there for long.
-    fn introduce(&self) -> io::Result<(Session, Vec<ObjectTier>)> {
-        if self.shut.load(Ordering::Acquire) {
-            return Err(OUT_OF_REACH.into());
-        }
-        for _ in 0..TRIES {
-            let before = self.connection.generation();
-            let request = self.claim.begin()?;
-            let begun = match self.connection.call(request, &[], &mut []) {
-                // What hangs there would be waited for again.
-                Err(Errno::EAGAIN) => return Err(OUT_OF_REACH.into()),
-                Err(Errno::ESTALE) => {
-                    self.claim.note_replaced();
-                    return Err(Errno::ESTALE.into());
-                }
-                begun => begun?,
-            };
-            let Response::Object(ObjectReply::Tiers { boot, tiers }) = begun.response else {
-                return Err(odd());
-            };
-            let found = Found::of(boot, &tiers);
-            if *self.found.get_or_init(|| found.clone()) != found {
-                if !self.shut.swap(true, Ordering::AcqRel) {
-                    tracing::warn!("a data server is not what it was: it has to be looked at");
-                }
-                return Err(OUT_OF_REACH.into());
-            }
-            // Else it may have answered in the one before, or in the one after.
-            let generation = self.connection.generation();
-            if before == generation {
-                let session = Session { generation };
-                *self.session.lock() = Some(session);
-                return Ok((session, tiers));
-            }
-        }
-        Err(OUT_OF_REACH.into())
-    }
-
-    /// Asked for each new file: what costs least is looked at first.
-    fn is_answering(&self) -> bool {
-        if self.shut.load(Ordering::Acquire) {
-            return false;
-        }
-        let Some(begun) = *self.session.lock() else {
-            return false;
-        };
-        begun.generation == self.connection.generation() && self.connection.is_answering()
-    }
-
-    /// Who is there now, as far as it can be asked.
-    fn ask_who(&self) -> Option<Found> {
-        let begin = self.claim.begin().ok()?;
-        let answer = self.connection.call(begin, &[], &mut []).ok()?;
-        match answer.response {
-            Response::Object(ObjectReply::Tiers { boot, tiers }) => Some(Found::of(boot, &tiers)),
-            _ => None,
-        }
-    }
-
-    pub fn open(&self, key: ObjectKey, how: ObjectUse) -> Result<Held, CallError> {
-        self.opened(ObjectCall::Open { key, how })
-    }
-
-    fn opened(&self, call: ObjectCall) -> Result<Held, CallError> {
-        let session = self.session()?;
-        self.send_closes();
-        match self.ask(call)? {
-            ObjectReply::Opened(handle) => Ok(Held { handle, session }),
-            _ => Err(odd().into()),
-        }
-    }
-
-    /// Nobody uses a handle any more.
-    pub fn close(&self, held: &Held) {
-        if held.session.generation != self.connection.generation() {
-            // It has gone with its session.
-            return;
-        }
-        let mut closes = self.closes.lock();
-        closes.push(held.handle);
-        let due = closes.len() >= CLOSES_MAX;
-        drop(closes);
-        if due {
-            self.send_closes();
-        }
-    }
-
-    /// A close that is lost was one of a session that is over.
-    pub fn send_closes(&self) {
-        let closes = std::mem::take(&mut *self.closes.lock());
-        for some in closes.chunks(limits::RELEASES_PER_MESSAGE_MAX) {
-            if let Err(error) = self.order(ObjectCall::Close(some.to_vec())) {
-                tracing::debug!("closing {} objects elsewhere: {error:?}", some.len());
-            }
-        }
-    }
-}
-
-impl Drop for Way {
-    /// What waits to be closed would be taken for somebody's who can still write it, for as long as
-    /// the session lasts.
-    fn drop(&mut self) {
-        let closes = std::mem::take(self.closes.get_mut());
-        if closes.is_empty() || !self.is_answering() {
-            return;
-        }
-        for some in closes.chunks(limits::RELEASES_PER_MESSAGE_MAX) {
-            let close = Request::Object(ObjectCall::Close(some.to_vec()));
-            if let Err(error) = self.connection.call(close, &[], &mut []) {
-                tracing::debug!("closing {} objects elsewhere: {error}", some.len());
-                return;
-            }
-        }
-    }
-}
+use crate::way::{Held, Way, odd};
 
 /// All tiers of one data server.
 #[derive(Clone)]
@@ -273,17 +25,18 @@ pub struct RemoteTiers {
 impl RemoteTiers {
     /// At the other end of a connection.
     pub fn new(connection: Arc<dyn Connection>, claim: Claim) -> RemoteTiers {
+        RemoteTiers::with_replication(connection, None, claim)
+    }
+
+    /// The same. Where there is a second connection, the bytes of copies that nobody waits for go
+    /// over that ([`RemoteTier::for_copies`]).
+    pub fn with_replication(
+        connection: Arc<dyn Connection>,
+        replication: Option<Arc<dyn Connection>>,
+        claim: Claim,
+    ) -> RemoteTiers {
         RemoteTiers {
-            way: Arc::new(Way {
-                connection,
-                claim,
-                session: Mutex::default(),
-                introducing: Mutex::default(),
-                found: OnceLock::new(),
-                shut: AtomicBool::new(false),
-                refused: Mutex::default(),
-                closes: Mutex::default(),
-            }),
+            way: Arc::new(Way::new(connection, replication, claim)),
         }
     }
 
@@ -299,7 +52,7 @@ impl RemoteTiers {
     /// Those of before, of a data server that is not there: what is asked of them ends with
     /// `EHOSTDOWN`, also when it is back.
     pub fn expect(&self, server: &str, tiers: Vec<ObjectTier>) -> Vec<RemoteTier> {
-        self.way.shut.store(true, Ordering::Release);
+        self.way.shut();
         self.named(server, tiers)
     }
 
@@ -310,6 +63,7 @@ impl RemoteTiers {
             id: TierId(id),
             name: format!("{server}:{}", facts.name),
             facts,
+            for_copies: false,
         });
         tiers.collect()
     }
@@ -317,33 +71,28 @@ impl RemoteTiers {
     /// Whether the data server answers, and what it has is not to be used before a start of the
     /// metadata server has looked at it. Finds out whether it is what it was.
     pub fn is_to_be_looked_at(&self) -> bool {
-        let way = &self.way;
-        if !way.connection.is_answering() {
-            return false;
-        }
-        // An error says that it is another one now, or not there after all.
-        drop(way.session());
-        if !way.shut.load(Ordering::Acquire) {
-            return false;
-        }
-        let there = way.ask_who();
-        there.is_some() && there != *way.refused.lock()
+        self.way.is_to_be_looked_at()
+    }
+
+    /// Whether bytes of copies that nobody waits for get there now. Waits a little where the
+    /// network for them has just gone.
+    pub fn takes_copies(&self) -> bool {
+        self.way.takes_copies()
     }
 
     /// Whether a data server has said that a later start of the metadata server has come.
     pub fn is_replaced(&self) -> bool {
-        self.way.claim.is_replaced()
+        self.way.claim().is_replaced()
     }
 
     /// Nothing of it is used before a start has looked at it.
     pub fn shut(&self) {
-        self.way.shut.store(true, Ordering::Release);
+        self.way.shut();
     }
 
     /// The same, and no start need look at it as long as it is what it is now.
     pub fn refuse(&self) {
-        *self.way.refused.lock() = self.way.found.get().cloned();
-        self.shut();
+        self.way.refuse();
     }
 }
 
@@ -353,9 +102,24 @@ pub struct RemoteTier {
     id: TierId,
     name: String,
     facts: ObjectTier,
+    /// What is read and written goes over the connection for copies.
+    for_copies: bool,
 }
 
 impl RemoteTier {
+    /// The same tier for copies that nobody waits for. Where there is a second connection, what is
+    /// read from its objects and written to them goes over that, or fails with `EHOSTDOWN` while
+    /// its network is away. All else is as here.
+    pub fn for_copies(&self) -> RemoteTier {
+        RemoteTier {
+            way: self.way.clone(),
+            id: self.id,
+            name: self.name.clone(),
+            facts: self.facts.clone(),
+            for_copies: true,
+        }
+    }
+
     /// As the data server tells of it.
     pub fn facts(&self) -> &ObjectTier {
         &self.facts
@@ -402,7 +166,8 @@ impl RemoteTier {
     }
 
     fn object(&self, key: ObjectKey, how: ObjectUse, held: Held) -> Arc<dyn Object> {
-        Arc::new(RemoteObject::new(self.way.clone(), key, how, held))
+        let object = RemoteObject::new(self.way.clone(), key, how, held);
+        Arc::new(object.for_copies(self.for_copies))
     }
 }
 
@@ -434,7 +199,7 @@ impl Tier for RemoteTier {
     }
 
     fn elsewhere(&self, object: ObjectId) -> Option<Elsewhere> {
-        let (instance, tier) = (self.way.claim.instance(), self.id);
+        let (instance, tier) = (self.way.claim().instance(), self.id);
         Some(Elsewhere {
             instance,
             tier,
@@ -471,7 +236,7 @@ impl Tier for RemoteTier {
     }
 
     fn boot(&self) -> Option<String> {
-        self.way.found.get().map(|found| found.boot.clone())
+        self.way.boot()
     }
 
     fn create(&self, id: ObjectId, identity: &Identity) -> io::Result<Arc<dyn Object>> {

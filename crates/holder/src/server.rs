@@ -9,8 +9,8 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use forebay_tiers::{Object, PfsTree, Tier};
 use forebay_types::{Errno, Handle};
-use forebay_wire::ObjectPlace;
 use forebay_wire::net::{ClientFacts, Guest, Host};
+use forebay_wire::{NOT_BEGUN, ObjectPlace};
 use parking_lot::{Mutex, RwLock, RwLockReadGuard};
 
 use crate::failures::Failures;
@@ -45,8 +45,17 @@ pub struct DataServer {
 /// One metadata server after the other.
 #[derive(Default)]
 struct Turns {
-    now: Option<Turn>,
+    now: Option<Current>,
+    /// Over, and a call of a connection that had joined it may still be under way.
+    over: Option<Turn>,
     latest: Latest,
+}
+
+/// Who has the turn.
+struct Current {
+    /// Instance and start of the metadata server.
+    claim: ([u8; 16], u32),
+    turn: Turn,
 }
 
 /// Tiers that are open, and whose objects are in them.
@@ -98,8 +107,20 @@ impl DataServer {
 
     /// A session is over: nobody has the turn, if it had it.
     pub(crate) fn end(&self, turn: &Turn) {
-        let current = &mut self.turn.lock().now;
-        current.take_if(|current| Arc::ptr_eq(&current.0, &turn.0));
+        let mut turns = self.turn.lock();
+        let current = &mut turns.now;
+        let ended = current.take_if(|current| Arc::ptr_eq(&current.turn.0, &turn.0));
+        if let Some(ended) = ended {
+            turns.over = Some(ended.turn);
+        }
+    }
+
+    /// The turn of the session of this metadata server, for a further connection of it.
+    pub(crate) fn join(&self, claim: ([u8; 16], u32)) -> io::Result<Turn> {
+        let turns = self.turn.lock();
+        turns.latest.check(claim)?;
+        let now = turns.now.as_ref().filter(|now| now.claim == claim);
+        Ok(now.ok_or(NOT_BEGUN)?.turn.clone())
     }
 
     /// The PFS; `EOPNOTSUPP` where this node has none.
@@ -117,19 +138,23 @@ impl DataServer {
 
     /// Lets a session begin: the one before is over, and nothing of it runs any more. `ESTALE` for
     /// an earlier start of a metadata server than one that has come: it was replaced.
-    pub(crate) fn begin(
-        &self,
-        (instance, epoch): ([u8; 16], u32),
-        has: Arc<Has>,
-    ) -> io::Result<(Turn, Tiers)> {
-        let tiers = self.tiers_of(instance)?;
+    pub(crate) fn begin(&self, claim: ([u8; 16], u32), has: Arc<Has>) -> io::Result<(Turn, Tiers)> {
+        let tiers = self.tiers_of(claim.0)?;
         let mut turns = self.turn.lock();
-        turns.latest.came((instance, epoch))?;
-        if let Some(before) = &turns.now {
+        turns.latest.came(claim)?;
+        if let Some(before) = &turns.over {
             before.end()?;
         }
+        turns.over = None;
+        if let Some(before) = &turns.now {
+            before.turn.end()?;
+        }
         let turn = Turn(Arc::new(RwLock::new(true)), has);
-        turns.now = Some(turn.clone());
+        let current = turn.clone();
+        turns.now = Some(Current {
+            claim,
+            turn: current,
+        });
         Ok((turn, tiers))
     }
 
@@ -183,6 +208,11 @@ impl Turn {
     /// Held for as long as a call runs; `None` once it is another session's turn.
     pub fn take(&self) -> Option<RwLockReadGuard<'_, bool>> {
         Some(self.0.read()).filter(|goes_on| **goes_on)
+    }
+
+    /// What is open in the session.
+    pub fn has(&self) -> &Has {
+        &self.1
     }
 
     fn end(&self) -> io::Result<()> {

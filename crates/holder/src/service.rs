@@ -31,12 +31,16 @@ const ID_BYTES: usize = size_of::<u64>();
 /// 2. A handle is never given twice, also not by another session or another run: who asks with one
 ///    of before gets `EBADF`, and nothing is done.
 /// 3. What is open in the session is closed when it is dropped, and who had to wait goes on.
+/// 4. A session that has joined another ([`ObjectCall::Join`]) has nothing of its own: it reads and
+///    writes what is open there, while that one has the turn. It does nothing else.
 pub struct DataSession {
     server: Arc<DataServer>,
     /// Once it has begun.
     begun: OnceLock<Begun>,
-    /// Held by who begins it.
+    /// Held by who begins it, or joins another.
     beginning: Mutex<()>,
+    /// The turn of the session that it has joined.
+    joined: RwLock<Option<Turn>>,
     has: Arc<Has>,
     /// Of this data server; never given twice.
     number: u64,
@@ -59,6 +63,14 @@ impl Has {
                 open.write_blocker = None;
             }
         }
+    }
+
+    fn known(&self, handle: Handle) -> Result<(ObjectKey, Arc<dyn Object>), Errno> {
+        let open = self.open.read();
+        let found = open
+            .get(&handle)
+            .map(|open| (open.key, open.object.clone()));
+        found.ok_or(Errno::EBADF)
     }
 
     /// Nothing is open any more, and no copy goes on.
@@ -89,6 +101,7 @@ impl DataSession {
             server,
             begun: OnceLock::new(),
             beginning: Mutex::default(),
+            joined: RwLock::default(),
             has: Arc::default(),
         }
     }
@@ -114,6 +127,9 @@ impl DataSession {
         {
             // Many may ask at once: the second to take a turn would end that of the first.
             let _one = self.beginning.lock();
+            if self.joined.read().is_some() {
+                return Err(Errno::EINVAL.into());
+            }
             if self.begun.get().is_none() {
                 let (turn, tiers) = self.server.begin(claim, self.has.clone())?;
                 drop(self.begun.set(Begun { turn, tiers }));
@@ -129,6 +145,47 @@ impl DataSession {
         })
     }
 
+    /// Belongs to the session that has the turn, from now on and as long as that has it.
+    fn join(&self, claim: ([u8; 16], u32)) -> io::Result<Response> {
+        let _one = self.beginning.lock();
+        if self.begun.get().is_some() {
+            return Err(Errno::EINVAL.into());
+        }
+        *self.joined.write() = Some(self.server.join(claim)?);
+        Ok(Response::Done)
+    }
+
+    /// What a further connection of a session asks for; `None`: it is none.
+    fn answer_further(
+        &self,
+        call: &ObjectCall,
+        payload: &[u8],
+        into: &mut [u8],
+    ) -> Option<io::Result<Response>> {
+        let request = match call {
+            ObjectCall::Join { instance, epoch } => return Some(self.join((*instance, *epoch))),
+            ObjectCall::Begin { .. } | ObjectCall::HandOver(_) => return None,
+            ObjectCall::On(handle, request) => Some((*handle, request)),
+            _ => None,
+        };
+        let turn = self.joined.read().clone()?;
+        let moves_bytes = |request: &ObjectRequest| {
+            matches!(
+                request,
+                ObjectRequest::Read { .. } | ObjectRequest::Write { .. }
+            )
+        };
+        let Some((handle, request)) = request.filter(|(_, request)| moves_bytes(request)) else {
+            return Some(Err(Errno::EPERM.into()));
+        };
+        // For as long as the call runs nobody else begins.
+        let Some(_turn) = turn.take() else {
+            return Some(Err(NOT_BEGUN.into()));
+        };
+        let found = turn.has().known(handle).map_err(io::Error::from);
+        Some(found.and_then(|(_, object)| on(&*object, request.clone(), payload, into)))
+    }
+
     fn tier(&self, id: TierId) -> Result<&dyn Tier, Errno> {
         let begun = self.begun.get().ok_or(NOT_BEGUN)?;
         match begun.tiers.get(usize::from(id.0)) {
@@ -138,15 +195,7 @@ impl DataSession {
     }
 
     fn object(&self, handle: Handle) -> Result<Arc<dyn Object>, Errno> {
-        Ok(self.known(handle)?.1)
-    }
-
-    fn known(&self, handle: Handle) -> Result<(ObjectKey, Arc<dyn Object>), Errno> {
-        let open = self.has.open.read();
-        let found = open
-            .get(&handle)
-            .map(|open| (open.key, open.object.clone()));
-        found.ok_or(Errno::EBADF)
+        Ok(self.has.known(handle)?.1)
     }
 
     fn on(
@@ -156,7 +205,7 @@ impl DataSession {
         payload: &[u8],
         into: &mut [u8],
     ) -> io::Result<Response> {
-        let (key, object) = self.known(handle)?;
+        let (key, object) = self.has.known(handle)?;
         let failures = &self.server.failures;
         if request == ObjectRequest::ForgetFailedFlushes {
             failures.settle(key, self.number);
@@ -239,6 +288,8 @@ impl DataSession {
                 self.server.forget_tiers();
                 return Ok(Response::Done.into());
             }
+            // Answered before.
+            ObjectCall::Join { .. } => return Err(Errno::EINVAL.into()),
             call @ (ObjectCall::CopyOut { .. }
             | ObjectCall::CopyGo { .. }
             | ObjectCall::CopySums { .. }
@@ -339,6 +390,9 @@ impl Service for DataSession {
         let Request::Object(call) = request else {
             return Errno::ENOSYS.into();
         };
+        if let Some(done) = self.answer_further(&call, payload, into) {
+            return done.map_or_else(|error| Errno::of(&error).into(), Reply::from);
+        }
         // For as long as the call runs nobody else begins.
         let _turn = match (&call, self.begun.get()) {
             (ObjectCall::Begin { .. } | ObjectCall::HandOver(_), _) => None,

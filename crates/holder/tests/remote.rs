@@ -21,6 +21,8 @@ mod ends;
 mod flushes;
 #[path = "remote/replaced.rs"]
 mod replaced;
+#[path = "remote/replication.rs"]
+mod replication;
 
 /// A connection whose sessions end when a test says so.
 struct Breaking {

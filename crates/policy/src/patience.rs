@@ -28,6 +28,9 @@ pub const DATA_SERVER_GONE: Duration = Duration::from_secs(3);
 /// Between two tries to reach a data server: a small part of what a request waits for it, and
 /// seldom enough for a node that is away for days.
 pub const DATA_SERVER_TRY: Duration = Duration::from_millis(200);
+/// A copy that nobody waits for waits so long for a network that is away, and is made later: it
+/// holds up whoever wants to copy the file elsewhere.
+pub const COPIES: Duration = Duration::from_secs(2);
 /// Between two looks at which data servers are there, and at the space that they have.
 pub const DATA_SERVERS_LOOK: Duration = Duration::from_secs(1);
 /// A server that has just started does not start anew for a data server before this: a node that

@@ -89,15 +89,29 @@ impl Fleet {
     #[track_caller]
     pub fn of_data_servers_with(nodes: usize, cluster: &str, config: &str) -> Fleet {
         let mut fleet = Fleet::prepare(nodes, nodes + 1, cluster, config);
+        fleet.with_data_servers(nodes);
+        fleet
+    }
+
+    #[track_caller]
+    fn with_data_servers(&mut self, nodes: usize) {
         for node in 1..=nodes {
-            fleet.config += &fleet.data_server_section(node);
+            self.config += &self.data_server_section(node);
         }
-        fleet.rewrite_config();
+        self.rewrite_config();
         for node in 1..=nodes {
-            std::fs::create_dir(fleet.flash(node)).expect("mkdir");
-            fleet.start_data(node, "this boot");
+            std::fs::create_dir(self.flash(node)).expect("mkdir");
+            self.start_data(node, "this boot");
         }
-        fleet.start_all();
+        self.start_all();
+    }
+
+    /// The same with a second network, which is the one for restart copies.
+    #[track_caller]
+    pub fn of_two_networks(nodes: usize, cluster: &str, config: &str) -> Fleet {
+        let two = Nodes::with_networks(nodes + 1, 2);
+        let mut fleet = Fleet::prepare_on(two, nodes, cluster, config);
+        fleet.with_data_servers(nodes);
         fleet
     }
 
@@ -133,6 +147,10 @@ impl Fleet {
     }
 
     fn prepare(mounts: usize, nodes: usize, cluster: &str, config: &str) -> Fleet {
+        Fleet::prepare_on(Nodes::new(nodes), mounts, cluster, config)
+    }
+
+    fn prepare_on(nodes: Nodes, mounts: usize, cluster: &str, config: &str) -> Fleet {
         let folder = TempDir::with_prefix("forebay-fleet-").expect("temporary folder");
         let base = std::fs::canonicalize(folder.path()).expect("canonical");
         for name in ["pfs", "run"] {
@@ -149,7 +167,7 @@ impl Fleet {
             log_level: None,
             config: config.replace("{base}", &base.display().to_string()),
             mounts: (0..=mounts).map(|_| Running(None)).collect(),
-            nodes: Nodes::new(nodes),
+            nodes,
             cluster: cluster.to_string(),
             base,
             _folder: folder,
@@ -200,7 +218,7 @@ impl Fleet {
     /// Writes a cluster's file with this name for the cluster.
     pub fn write_config(&self, file: &str, name: &str, config: &str) -> PathBuf {
         let (base, cluster) = (self.base.display(), &self.cluster);
-        let address = self.nodes[self.server_node].socket_address(PORT);
+        let addresses = self.addresses_of(self.server_node);
         let state = &self.state;
         let path = self.base.join(file);
         let (roles, tiers) = match self.metadata.is_empty() {
@@ -209,18 +227,26 @@ impl Fleet {
         };
         let text = format!(
             "[cluster]\nname = \"{name}\"\npfs = \"{base}/pfs\"\nkey = \"{base}/key\"\nlease = \"5s\"\n\
-             {cluster}\n[[server]]\nid = 1\nroles = [{roles}]\naddresses = [\"{address}\"]\n\
+             {cluster}\n[[server]]\nid = 1\nroles = [{roles}]\n{addresses}\
              state = \"{base}/{state}\"\n{tiers}{config}\n"
         );
         std::fs::write(&path, text).expect("configuration");
         path
     }
 
+    /// What the section of a node's server says of its addresses.
+    fn addresses_of(&self, node: usize) -> String {
+        let keys = ["addresses", "replication_addresses"];
+        let lines = keys.iter().zip(self.nodes[node].addresses());
+        let line = |(key, ip): (&&str, _)| format!("{key} = [\"{ip}:{PORT}\"]\n");
+        lines.map(line).collect()
+    }
+
     fn data_server_section(&self, node: usize) -> String {
         let (base, id) = (self.base.display(), node + 1);
-        let address = self.nodes[node].socket_address(PORT);
+        let addresses = self.addresses_of(node);
         format!(
-            "[[server]]\nid = {id}\nroles = [\"data\"]\naddresses = [\"{address}\"]\n\
+            "[[server]]\nid = {id}\nroles = [\"data\"]\n{addresses}\
              state = \"{base}/state{node}\"\ndram = \"64MiB\"\nssd = [\"{}:256MiB\"]\n",
             self.flash(node).display()
         )

@@ -171,6 +171,15 @@ pub enum ObjectCall {
         /// than has come.
         epoch: u32,
     },
+    /// A further connection of the metadata server that has the turn: `Done`. From then on it reads
+    /// and writes what is open in that one's session, and does nothing else. `NOT_BEGUN` where no
+    /// such session has the turn, also once that is over; `ESTALE` as of `Begin`.
+    Join {
+        /// Whose objects.
+        instance: [u8; 16],
+        /// The metadata server's start.
+        epoch: u32,
+    },
     /// Physical space below a tier; [`ObjectReply::Space`].
     Space(TierId),
     /// Makes an empty object and opens it; [`ObjectReply::Opened`].
@@ -306,6 +315,7 @@ impl ObjectCall {
     pub(crate) fn is_repeatable(&self) -> bool {
         match self {
             ObjectCall::Begin { .. }
+            | ObjectCall::Join { .. }
             | ObjectCall::Space(_)
             | ObjectCall::Identity(_)
             | ObjectCall::List { .. }

@@ -25,6 +25,10 @@ pub fn calls() -> Vec<ObjectCall> {
             instance: [3; 16],
             epoch: 9,
         },
+        ObjectCall::Join {
+            instance: [3; 16],
+            epoch: 9,
+        },
         ObjectCall::Space(TIER),
         ObjectCall::Close(vec![HANDLE, Handle(3)]),
         ObjectCall::Remove(KEY),

@@ -263,7 +263,25 @@ impl<'a> Checks<'a> {
         if !servers.iter().any(|server| server.data) {
             return Err(self.whole(Problem::NoData));
         }
+        self.replication(written, &servers)?;
         Ok(servers)
+    }
+
+    /// A data server lets a metadata server in by the address that it comes from.
+    fn replication(&self, written: &Written, servers: &[Server]) -> Result<(), ConfigError> {
+        let named = servers.iter().zip(&written.servers);
+        let has_one = |server: &Server| !server.replication_addresses.is_empty();
+        let without = |server: &Server| server.metadata && !has_one(server);
+        if !servers.iter().any(has_one) {
+            return Ok(());
+        }
+        match named.into_iter().find(|(server, _)| without(server)) {
+            Some((server, one)) => {
+                let span = one.get_ref().addresses.span();
+                Err(self.at(span, Problem::NoReplicationAddress(server.id)))
+            }
+            None => Ok(()),
+        }
     }
 
     /// Of several servers with the role metadata one leads, and the others stand by. Each must be
@@ -319,7 +337,11 @@ impl<'a> Checks<'a> {
             id,
             metadata: metadata > 0,
             data: data > 0,
-            addresses: self.addresses(id, &written.addresses, addresses)?,
+            addresses: self.addresses((id, "addresses"), &written.addresses, addresses)?,
+            replication_addresses: match &written.replication_addresses {
+                Some(given) => self.addresses((id, "replication_addresses"), given, addresses)?,
+                None => Vec::new(),
+            },
             host: self.host(id, written)?,
             rack: rack.transpose()?,
             state: self.absolute(&written.state, "state")?,
@@ -367,12 +389,12 @@ impl<'a> Checks<'a> {
 
     fn addresses(
         &self,
-        id: u16,
+        (id, key): (u16, &'static str),
         written: &Spanned<Vec<Spanned<String>>>,
         taken: &mut Vec<(SocketAddr, usize)>,
     ) -> Result<Vec<SocketAddr>, ConfigError> {
         if written.get_ref().is_empty() {
-            return Err(self.at(written.span(), Problem::NoAddress(id)));
+            return Err(self.at(written.span(), Problem::NoAddress(id, key)));
         }
         let mut all = Vec::new();
         for one in written.get_ref() {

@@ -75,6 +75,9 @@ pub struct Server {
     pub data: bool,
     /// Where it listens; at least one. Of a host all addresses that the resolver knows.
     pub addresses: Vec<SocketAddr>,
+    /// Where it is in the network for restart copies, which a data server listens in as well, and a
+    /// metadata server comes from. None: such copies go over its other addresses.
+    pub replication_addresses: Vec<SocketAddr>,
     /// How commands get to its node: `host`, else the host of its first address.
     pub host: String,
     /// Servers of one rack fail together. `None`: this one fails alone.
@@ -251,7 +254,8 @@ impl Cluster {
     /// # Errors
     /// [`Problem::Elsewhere`] names the server that this node is, if it is one.
     pub fn check_here(&self, server: &Server) -> Result<(), ConfigError> {
-        for &address in &server.addresses {
+        let addresses = server.addresses.iter();
+        for &address in addresses.chain(&server.replication_addresses) {
             let id = server.id;
             match is_here(address) {
                 Ok(true) => {}

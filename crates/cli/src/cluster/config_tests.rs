@@ -1,5 +1,8 @@
 use super::*;
 
+#[path = "config_copies_tests.rs"]
+mod copies;
+
 const SECTION: &str = r#"[cluster]
 name = "bb0"
 pfs = "/scratch"
@@ -84,6 +87,7 @@ fn defaults() {
 #[test]
 fn everything_can_be_said() {
     let text = include_str!("sample.toml").replace("10.0.0.1", "127.0.0.1");
+    let text = text.replace("10.1.0.1:7070", "127.0.0.1:7072");
     let cluster = read(&text).expect("valid");
     assert!(cluster.encrypt);
     assert!(cluster.squash_root);

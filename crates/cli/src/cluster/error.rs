@@ -97,8 +97,12 @@ pub enum Problem {
         "server {0}: '{1}' is no name that a node is reached by; letters, digits, '-', '_', '.', ':' and '@', a letter or digit first"
     )]
     Host(u16, String),
-    #[error("server {0} has no address; write addresses = [\"10.0.0.1:7070\"]")]
-    NoAddress(u16),
+    #[error("server {0} has no address; write {1} = [\"10.0.0.1:7070\"]")]
+    NoAddress(u16, &'static str),
+    #[error(
+        "server {0} has no replication_addresses, and others have: data servers know a metadata server by the address that it comes from; give it one in that network"
+    )]
+    NoReplicationAddress(u16),
     #[error("'{written}': {why}")]
     Address {
         written: String,

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use forebay_holder::Redialing;
+use forebay_policy::patience::COPIES;
 use forebay_server::{HolderSetting, HolderWay, NodeSetting};
 use forebay_wire::Key;
 use forebay_wire::net::{NetConfig, NetConnection};
@@ -11,6 +12,8 @@ use super::config::{Cluster, Server};
 
 /// Sockets to each: copies and reads are under way at the same time.
 const LINKS: usize = 4;
+/// One copy for restarts is made at a time: while a part of it is read, no other is.
+const COPY_LINKS: usize = 1;
 
 impl Cluster {
     /// All data servers but `own`.
@@ -39,14 +42,28 @@ impl Cluster {
             encrypt: self.encrypt,
             ..NetConfig::new(&self.name, key.clone())
         };
-        let dial = move || NetConnection::connect(config.clone());
-        let way = Redialing::new(format!("server {}", server.id), Box::new(dial));
+        let replication = NetConfig {
+            addresses: server.replication_addresses.clone(),
+            links: COPY_LINKS,
+            soft: Some(COPIES),
+            ..config.clone()
+        };
+        let has_one = !server.replication_addresses.is_empty();
         let addresses = server.addresses.iter();
         HolderSetting {
             server: server.id,
             rack: self.rack(server),
             addresses: addresses.map(|one| one.ip().to_canonical()).collect(),
-            way: HolderWay(Arc::new(way)),
+            way: way(format!("server {}", server.id), config),
+            replication: has_one.then(|| {
+                let name = format!("server {} in the network for copies", server.id);
+                way(name, replication)
+            }),
         }
     }
+}
+
+fn way(name: String, config: NetConfig) -> HolderWay {
+    let dial = move || NetConnection::connect(config.clone());
+    HolderWay(Arc::new(Redialing::new(name, Box::new(dial))))
 }

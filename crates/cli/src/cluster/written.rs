@@ -57,6 +57,7 @@ pub struct WrittenServer {
     pub id: Spanned<Count>,
     pub roles: Spanned<Vec<Role>>,
     pub addresses: Spanned<Vec<Spanned<String>>>,
+    pub replication_addresses: Option<Spanned<Vec<Spanned<String>>>>,
     pub rack: Option<Spanned<String>>,
     pub host: Option<Spanned<String>>,
     pub state: Spanned<Folder>,

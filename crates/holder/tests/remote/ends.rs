@@ -7,10 +7,10 @@ use forebay_wire::{NOT_SENT, ObjectRequest};
 use super::*;
 
 /// How a caller hears of the end of a session: both errors that a connection has for it.
-const ENDS: [Errno; 2] = [Errno::ENOTCONN, NOT_SENT];
+pub const ENDS: [Errno; 2] = [Errno::ENOTCONN, NOT_SENT];
 
 /// A connection whose session ends in so many calls of one kind.
-struct Ending {
+pub struct Ending {
     inner: Arc<Breaking>,
     is_it: fn(&ObjectCall) -> bool,
     left: AtomicU64,
@@ -19,15 +19,19 @@ struct Ending {
 
 impl Ending {
     fn new(dir: &Path, is_it: fn(&ObjectCall) -> bool, errno: Errno) -> (Arc<Ending>, RemoteTier) {
-        let connection = Arc::new(Ending {
-            inner: Breaking::new(server(dir, "boot 1")),
-            is_it,
-            left: AtomicU64::new(0),
-            errno,
-        });
+        let connection = Ending::of(Breaking::new(server(dir, "boot 1")), is_it, errno);
         let tiers = RemoteTiers::new(connection.clone(), Claim::new(INSTANCE, 1));
         let tier = tiers.find("server-2").expect("tiers").remove(0);
         (connection, tier)
+    }
+
+    pub fn of(inner: Arc<Breaking>, is_it: fn(&ObjectCall) -> bool, errno: Errno) -> Arc<Ending> {
+        Arc::new(Ending {
+            inner,
+            is_it,
+            left: AtomicU64::new(0),
+            errno,
+        })
     }
 
     fn end(&self) {
@@ -36,12 +40,12 @@ impl Ending {
     }
 
     /// The session ends in the next calls of the kind.
-    fn end_in(&self, calls: u64) {
+    pub fn end_in(&self, calls: u64) {
         self.left.store(calls, Ordering::Release);
     }
 
     /// All of them have come.
-    fn has_ended(&self) -> bool {
+    pub fn has_ended(&self) -> bool {
         self.left.swap(0, Ordering::AcqRel) == 0
     }
 }
@@ -190,12 +194,7 @@ fn a_copy_that_has_ended_with_its_session_is_made_anew() {
     let ([flash_dir, pfs_dir], breaking, _) = served_with_pfs();
     let is_go = |call: &ObjectCall| matches!(call, ObjectCall::CopyGo { .. });
     for errno in ENDS {
-        let connection = Arc::new(Ending {
-            inner: breaking.clone(),
-            is_it: is_go,
-            left: AtomicU64::new(0),
-            errno,
-        });
+        let connection = Ending::of(breaking.clone(), is_go, errno);
         let tiers = RemoteTiers::new(connection.clone(), Claim::new(INSTANCE, 1));
         let tier = tiers.find("server-2").expect("tiers").remove(0);
         let object = create(&tier, 1);

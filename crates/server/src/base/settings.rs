@@ -31,6 +31,9 @@ pub struct HolderSetting {
     pub addresses: Vec<IpAddr>,
     /// How it is reached.
     pub way: HolderWay,
+    /// How it is reached over the network for copies that nobody waits for; `None`: as for
+    /// everything else.
+    pub replication: Option<HolderWay>,
 }
 
 /// A server of the cluster, for who looks at it.

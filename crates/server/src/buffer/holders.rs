@@ -37,6 +37,11 @@ impl Holder {
         self.tiers.is_to_be_looked_at()
     }
 
+    /// Whether copies that nobody waits for get there now. May wait a little.
+    pub fn takes_copies(&self) -> bool {
+        self.tiers.takes_copies()
+    }
+
     /// Whether a data server has said that a later start of the metadata server has come.
     pub fn is_replaced(&self) -> bool {
         self.tiers.is_replaced()
@@ -114,7 +119,8 @@ fn is_refused(error: &io::Error) -> bool {
 
 fn find(holder: &HolderSetting, claim: &Claim, until: Instant, known: &Known) -> Holder {
     let (server, name) = (holder.server, name_of(holder.server));
-    let tiers = RemoteTiers::new(holder.way.0.clone(), claim.clone());
+    let replication = holder.replication.as_ref().map(|way| way.0.clone());
+    let tiers = RemoteTiers::with_replication(holder.way.0.clone(), replication, claim.clone());
     let (mut is_told, mut is_expected) = (false, false);
     let found = loop {
         match tiers.find(&name) {
@@ -179,6 +185,7 @@ mod tests {
                 rack: server,
                 addresses: Vec::new(),
                 way: HolderWay(way.clone()),
+                replication: None,
             })
             .into();
         let (told, found) = std::sync::mpsc::channel();

@@ -129,6 +129,7 @@ impl Overflow {
             has_moved: false,
             is_fresh: false,
             tier: tier.clone(),
+            for_copies: tier.clone(),
             kind,
             capacity_bytes: 0,
             server: 0,

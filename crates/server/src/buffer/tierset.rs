@@ -29,6 +29,8 @@ pub const SSDS_MAX: usize = 64;
 pub struct Slot {
     /// The tier.
     pub tier: Arc<dyn Tier>,
+    /// The same for copies that nobody waits for: their bytes may have a network of their own.
+    pub for_copies: Arc<dyn Tier>,
     /// Its kind.
     pub kind: TierKind,
     /// Capacity, bytes; 0 for the overflow, which has no limit of its own.
@@ -48,6 +50,7 @@ struct Opened {
     /// Its directory, or what it is called.
     name: PathBuf,
     tier: Arc<dyn Tier>,
+    for_copies: Arc<dyn Tier>,
     kind: TierKind,
     server: u16,
 }
@@ -107,8 +110,10 @@ impl TierSet {
             let opened = open_memory(&settings.state, size, overrun_bytes, claim.instance());
             let (tier, mounted) = opened?;
             *self.dram.lock() = Some(mounted);
+            let tier: Arc<dyn Tier> = Arc::new(tier);
             self.slots[DRAM.0 as usize] = Some(Slot {
-                tier: Arc::new(tier),
+                for_copies: tier.clone(),
+                tier,
                 kind: TierKind::Dram,
                 capacity_bytes: size,
                 server: settings.server,
@@ -142,9 +147,11 @@ impl TierSet {
                 0 => "ssd".into(),
                 at => format!("ssd{at}"),
             };
+            let tier: Arc<dyn Tier> = Arc::new(open_flash(&name, ssd, claim.instance())?);
             opened.push(Opened {
                 name: ssd.dir.clone(),
-                tier: Arc::new(open_flash(&name, ssd, claim.instance())?),
+                for_copies: tier.clone(),
+                tier,
                 kind: TierKind::Ssd,
                 server: settings.server,
             });
@@ -164,6 +171,7 @@ impl TierSet {
                 let kind = tier.kind();
                 opened.push(Opened {
                     name,
+                    for_copies: Arc::new(tier.for_copies()),
                     tier: Arc::new(tier),
                     kind,
                     server: holder.server,
@@ -195,6 +203,7 @@ impl TierSet {
             self.slots[id] = Some(Slot {
                 capacity_bytes: one.tier.capacity_bytes(),
                 tier: one.tier,
+                for_copies: one.for_copies,
                 kind: one.kind,
                 server: one.server,
                 is_another: place.is_another,
@@ -244,6 +253,13 @@ impl TierSet {
         self.get(id).is_some_and(|slot| !slot.tier.is_answering())
     }
 
+    /// Whether copies that nobody waits for get to a server's node now. May wait a little.
+    pub fn takes_copies(&self, server: u16) -> bool {
+        let mut holders = self.holders.iter();
+        let holder = holders.find(|holder| holder.server == server);
+        self.is_answering(server) && holder.is_none_or(Holder::takes_copies)
+    }
+
     /// Whether a server's node answers, with all tiers that it has; not where none is known.
     pub fn is_answering(&self, server: u16) -> bool {
         let mut tiers = self.of_server(server).peekable();
@@ -282,6 +298,7 @@ impl TierSet {
     pub(crate) fn wrap(&mut self, id: TierId, wrap: impl FnOnce(Arc<dyn Tier>) -> Arc<dyn Tier>) {
         let slot = self.slots[id.0 as usize].as_mut().expect("a tier");
         slot.tier = wrap(slot.tier.clone());
+        slot.for_copies = slot.tier.clone();
     }
 
     /// All tiers with their ids: memory, flash, overflow.

@@ -312,6 +312,7 @@ mod tests {
                 rack: *server,
                 addresses: vec![address(*server)],
                 way: HolderWay(way.clone()),
+                replication: None,
             });
             settings.holders = holders.collect();
             settings.nodes = vec![NodeSetting {

@@ -28,7 +28,8 @@ impl Files {
         if !is_due || is_left || residency.tier == place || tiers.kind(place) != TierKind::Ssd {
             return Ok(false);
         }
-        let object = tiers.open_object(residency.tier, file.object)?;
+        let from = tiers.get(residency.tier).ok_or(Errno::ENODEV)?;
+        let object = from.for_copies.open_shared(file.object)?;
         let bytes = object.stat()?.allocated_bytes;
         let ledger = self.buffer.ledger();
         if ledger.try_hold_shadow(file.object, place, bytes).is_err() {
@@ -37,7 +38,7 @@ impl Files {
         let made = (|| {
             let slot = tiers.get(place).ok_or(Errno::ENODEV)?;
             let identity = self.buffer.identity(file, true);
-            let copy = slot.tier.create(file.object, &identity)?;
+            let copy = slot.for_copies.create(file.object, &identity)?;
             forebay_tiers::copy(&*object, &*copy, control).map_err(Failure::from)?;
             copy.sync(false)?;
             slot.tier.sync_all()?;

@@ -147,6 +147,7 @@ mod tests {
             rack: 2,
             addresses: Vec::new(),
             way: HolderWay(Arc::new(way)),
+            replication: None,
         }
     }
 

@@ -97,6 +97,7 @@ impl Facts {
             rack,
             addresses: Vec::new(),
             way: HolderWay(Arc::new(NoWay)),
+            replication: None,
         });
         settings.holders = holders.collect();
         settings.wait_for_holders = Duration::ZERO;

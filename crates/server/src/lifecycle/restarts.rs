@@ -13,6 +13,7 @@ use forebay_policy::replicators::{
 use forebay_policy::spill::flash_with_room;
 use forebay_tiers::{CopyControl, TierKind};
 use forebay_types::TierId;
+use forebay_wire::OUT_OF_REACH;
 
 use crate::base::failure::Failure;
 use crate::lifecycle::Lifecycle;
@@ -138,7 +139,7 @@ impl Lifecycle {
             let node = group.entry(slot.server).or_insert(GroupNode {
                 holder: HolderId(slot.server),
                 rack: Rack(rack.map_or(0, |holder| holder.rack)),
-                takes_files: true,
+                takes_files: tiers.takes_copies(slot.server),
                 bound_bytes: 0,
                 spent_bytes: 0,
             });
@@ -192,6 +193,8 @@ impl Lifecycle {
         };
         let place = TierId(index as u8);
         match self.files.copy_for_restart(file, place, &control) {
+            // The network for copies is away: they wait, whatever else goes on.
+            Err(failure) if failure.errno() == OUT_OF_REACH => Ok(()),
             // Stopped, and removed: it is tried again when nobody is in its way.
             Err(_) if is_in_the_way() || self.base.is_ending() => Ok(()),
             made => made.map(|_| ()),

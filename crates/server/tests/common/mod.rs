@@ -109,6 +109,7 @@ pub fn settings_with_holder(dir: &Path, ssd_bytes: u64) -> Settings {
         rack: 2,
         addresses: Vec::new(),
         way: HolderWay(Arc::new(connection)),
+        replication: None,
     }];
     settings
 }
@@ -143,6 +144,7 @@ fn holder(dir: &Path, ssd_bytes: u64, server: u16) -> HolderSetting {
         rack: server,
         addresses: Vec::new(),
         way: HolderWay(Arc::new(connection)),
+        replication: None,
     }
 }
 

@@ -123,6 +123,7 @@ fn on_data_server(dir: &Path, point: Point) -> (Settings, Arc<Way>) {
         rack: 2,
         addresses: Vec::new(),
         way: HolderWay(way.clone()),
+        replication: None,
     }];
     (settings, way)
 }

@@ -228,6 +228,7 @@ fn start(level: Durability) -> (Scratch, Arc<Ending>, Running) {
         rack: 2,
         addresses: Vec::new(),
         way: HolderWay(way.clone()),
+        replication: None,
     }];
     let running = Running::start(&settings, false);
     (scratch, way, running)

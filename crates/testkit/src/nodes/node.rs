@@ -131,6 +131,21 @@ impl Node {
         (0..self.addresses.len()).for_each(|network| self.heal_network(network));
     }
 
+    /// Bytes that have come to this node by one network, and that it has sent there.
+    #[track_caller]
+    pub fn carried_bytes(&self, network: usize) -> (u64, u64) {
+        let path = "/proc/thread-self/net/dev";
+        let table = self.inside(|| std::fs::read_to_string(path).expect("interfaces"));
+        let name = format!("{}:", interface(network));
+        let mut lines = table.lines().map(str::trim_start);
+        let line = lines.find_map(|line| line.strip_prefix(&name));
+        let mut figures = line.expect("an interface").split_whitespace();
+        let mut figure = |at| figures.nth(at).and_then(|text| text.parse().ok());
+        // Eight of each direction, bytes first.
+        let (came, sent) = (figure(0), figure(7));
+        (came.expect("a number"), sent.expect("a number"))
+    }
+
     /// Cuts the node off from one network.
     #[track_caller]
     pub fn cut_network(&self, network: usize) {

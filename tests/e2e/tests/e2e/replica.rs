@@ -226,3 +226,49 @@ fn promise_8_a_restart_reads_a_drained_checkpoint_from_another_node() {
     fs::write(fleet.mnt(2, first), b"newer").expect("write");
     assert_eq!(fs::read(fleet.mnt(2, first)).expect("read"), b"newer");
 }
+
+/// Bytes that two nodes have had of each other by a network since, at least and at most.
+fn carried(fleet: &Fleet, network: usize, before: &[u64; 2]) -> (u64, u64) {
+    let now = [1, 2].map(|node| carried_by(fleet, node, network));
+    let since = [now[0] - before[0], now[1] - before[1]];
+    (since[0].min(since[1]), since[0].max(since[1]))
+}
+
+fn carried_by(fleet: &Fleet, node: usize, network: usize) -> u64 {
+    let (came, sent) = fleet.node(node).carried_bytes(network);
+    came + sent
+}
+
+#[test]
+fn promise_8_restart_copies_go_over_a_network_of_their_own_and_wait_for_it() {
+    if needs_nodes() {
+        return;
+    }
+    const COPIED: u64 = 8 << 20;
+    let mut fleet = Fleet::of_two_networks(2, "restart_copies = 1", "");
+    fleet.node(2).cut_network(1);
+    let (first, next) = ("ckpt_0001.dat", "ckpt_0002.dat");
+    drop(write_synced(fleet.mnt(1, first), 1, COPIED as usize));
+    drop(write_synced(fleet.mnt(1, next), 2, 1000));
+    wait_until("they are drained", || {
+        fleet.pfs(next).exists() && servers(&fleet, first) == [2, 1]
+    });
+    // All else goes on, and no copy takes another way.
+    fs::write(fleet.mnt(2, "other"), b"other").expect("write");
+    std::thread::sleep(Duration::from_secs(8));
+    assert_eq!(servers(&fleet, first), [2, 1]);
+    let before = [0, 1].map(|network| [1, 2].map(|node| carried_by(&fleet, node, network)));
+    fleet.node(2).heal_network(1);
+    wait_until("a copy", || servers(&fleet, first) == [2, 3, 1]);
+    let (fast, slow) = (
+        carried(&fleet, 0, &before[0]),
+        carried(&fleet, 1, &before[1]),
+    );
+    assert!(slow.0 >= COPIED, "{slow:?}");
+    assert!(fast.1 < COPIED / 8, "{fast:?}");
+    fleet.kill_data(1);
+    wait_until("it is away", || {
+        fs::read(fleet.mnt(2, first)).is_ok() && servers(&fleet, first) == [3, 1]
+    });
+    pattern(1, COPIED as usize).assert_in(&fleet.mnt(2, first));
+}
