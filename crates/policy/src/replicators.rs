@@ -215,6 +215,30 @@ pub fn nearest(
     }
 }
 
+/// Who reads.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Reader {
+    /// The holder on its node, if there is one.
+    pub holder: Option<HolderId>,
+    /// Its rack, if known.
+    pub rack: Option<Rack>,
+}
+
+/// Whether a file is read where its restart copy is. A file that answers is left only for a copy
+/// that is nearer: its reader's node before its rack, that before any other. Else readers that are
+/// alike would have it change places for nothing.
+pub fn reads_copy(reader: &Reader, object: u64, file: &Place, copy: &Place) -> bool {
+    let distance = |place: &Place| match () {
+        () if Some(place.holder) == reader.holder => 0,
+        () if Some(place.rack) == reader.rack => 1,
+        () => 2,
+    };
+    let is_nearer = !file.is_answering || distance(copy) < distance(file);
+    let places = [*file, *copy];
+    let source = nearest(reader.holder, reader.rack, object, &places, true);
+    is_nearer && source == Source::Holder(copy.holder)
+}
+
 #[cfg(test)]
 #[path = "replicators_tests.rs"]
 mod tests;

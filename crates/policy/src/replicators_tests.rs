@@ -132,6 +132,38 @@ fn a_restart_reads_the_nearest_copy_that_is_not_much_busier() {
 }
 
 #[test]
+fn a_file_is_left_only_for_a_copy_that_is_nearer() {
+    let reader = |holder: Option<u16>, rack: Option<u16>| Reader {
+        holder: holder.map(HolderId),
+        rack: rack.map(Rack),
+    };
+    let (file, copy) = (place(1, 1, 0), place(2, 2, 0));
+    let all = |reader, file, copy| (0..32).all(|o| reads_copy(&reader, o, &file, &copy));
+    let none = |reader, file, copy| !(0..32).any(|o| reads_copy(&reader, o, &file, &copy));
+    assert!(all(reader(Some(2), Some(2)), file, copy), "its own node");
+    assert!(all(reader(Some(3), Some(2)), file, copy), "its own rack");
+    assert!(none(reader(Some(1), Some(1)), file, copy));
+    assert!(none(reader(Some(3), Some(1)), file, copy));
+    assert!(none(reader(Some(4), Some(4)), file, copy), "as far");
+    assert!(none(reader(None, None), file, copy), "nobody knows");
+    let in_rack = Place {
+        rack: Rack(2),
+        ..file
+    };
+    assert!(all(reader(Some(2), Some(2)), in_rack, copy), "nearer still");
+    assert!(none(reader(Some(3), Some(2)), in_rack, copy));
+    let away = |place| Place {
+        is_answering: false,
+        ..place
+    };
+    assert!(none(reader(Some(2), Some(2)), file, away(copy)));
+    assert!(
+        all(reader(None, None), away(file), copy),
+        "there is no other"
+    );
+}
+
+#[test]
 fn each_rank_has_its_part_copied() {
     let mut versions = [version(1, 8, 60.0), version(1, 8, 60.0)];
     versions[1].holder = HolderId(2);

@@ -335,6 +335,14 @@ impl FileState {
         before
     }
 
+    /// The same, and what was the file is its copy.
+    pub(crate) fn change_places(&mut self, tier: TierId) -> BeforePromotion {
+        let (was, generation) = (self.residency.tier, self.generation());
+        let before = self.adopt(tier);
+        self.note_shadow(was, generation);
+        before
+    }
+
     /// That could not be recorded, and has not been.
     pub(crate) fn take_promotion_back(&mut self, before: BeforePromotion) {
         self.facts.residency = before.residency;

@@ -1,5 +1,5 @@
 //! Restart copies: a clean file has a copy of the same content on another node. It promises
-//! nothing; a restart reads it when the node of the file is gone.
+//! nothing; a restart reads it when the node of the file is gone, or when the copy is nearer.
 //!
 //! A restart copy is what `Residency::shadow` names while the file is clean and of the generation
 //! noted there. The first change takes it off the record in the commit that says dirty, so it never
@@ -8,6 +8,7 @@
 use std::sync::Arc;
 
 use forebay_namespace::File;
+use forebay_tiers::{Object, ObjectStat, TierKind};
 use forebay_types::TierId;
 
 use crate::base::failure::Failure;
@@ -32,18 +33,8 @@ impl Buffer {
         let Some(_copying) = file.try_copying() else {
             return Ok(false);
         };
-        if self.tiers.is_out_of_reach(to) {
+        let Some((stat, object)) = self.find_restart_copy(file, to) else {
             return Ok(false);
-        }
-        let found = self.tiers.open_object(to, file.object);
-        let found = found.and_then(|object| Ok((object.stat()?, object)));
-        let (stat, object) = match found {
-            Ok((stat, object)) if stat.size == file.lock().meta.size => (stat, object),
-            Ok(_) => return Ok(false),
-            Err(error) => {
-                tracing::warn!("object {}: its restart copy: {error}", file.object);
-                return Ok(false);
-            }
         };
         let from = file.tier();
         if !self.ns.adopt_restart_copy(file, to)? {
@@ -62,6 +53,58 @@ impl Buffer {
             "{}: its copy in {to} is the file, instead of {from}",
             path.escape_ascii()
         );
+        Ok(true)
+    }
+
+    /// Its object, where that can be had.
+    fn find_restart_copy(&self, file: &File, to: TierId) -> Option<(ObjectStat, Arc<dyn Object>)> {
+        if self.tiers.is_out_of_reach(to) {
+            return None;
+        }
+        let found = self.tiers.open_object(to, file.object);
+        match found.and_then(|object| Ok((object.stat()?, object))) {
+            Ok((stat, object)) => (stat.size == file.lock().meta.size).then_some((stat, object)),
+            Err(error) => {
+                tracing::warn!("object {}: its restart copy: {error}", file.object);
+                None
+            }
+        }
+    }
+
+    /// A clean file that the caller has claimed and that nobody has open changes places with its
+    /// restart copy, if that is there: what was the file is its copy from now on. Whether it does.
+    pub fn change_places(&self, file: &Arc<File>) -> Result<bool, Failure> {
+        let (from, Some(to)) = (file.tier(), self.restart_copy(file)) else {
+            return Ok(false);
+        };
+        if self.tiers.kind(from) != TierKind::Ssd {
+            // A copy in memory would be one that a restart of its node takes.
+            let is_it = self.adopt_restart_copy(file)?;
+            if is_it {
+                self.remove_left_behind(file, from);
+            }
+            return Ok(is_it);
+        }
+        let Some(_copying) = file.try_copying() else {
+            return Ok(false);
+        };
+        let Some((stat, object)) = self.find_restart_copy(file, to) else {
+            return Ok(false);
+        };
+        let held_bytes = self.ledger.used_bytes(file.object);
+        if !self.ns.change_places(file, to)? {
+            return Ok(false);
+        }
+        self.unflushed.let_go(file.object);
+        self.ledger.release_shadow(file.object);
+        self.book(file, stat.allocated_bytes);
+        self.ledger.found_shadow(file.object, from, held_bytes);
+        let was = self.tiers.open_object(from, file.object);
+        let was = was.and_then(|was| was.set_identity(&self.identity(file, true)));
+        if let Err(error) = object.set_identity(&self.identity(file, false)).and(was) {
+            // The record says it; the identity is for who has no records.
+            tracing::warn!("object {}: {error}", file.object);
+        }
         Ok(true)
     }
 

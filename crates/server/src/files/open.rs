@@ -309,6 +309,9 @@ impl Files {
         flags: OpenFlags,
         near: Near,
     ) -> Result<Option<OpenFile>, Failure> {
+        if !flags.writes() {
+            self.read_nearest(file, near)?;
+        }
         let shared = self.may_pass_through(file.tier(), near);
         let is_renewed = !flags.reads() && file.lock().residency.flush_failed;
         let purpose = match is_renewed {

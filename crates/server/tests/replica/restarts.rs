@@ -131,3 +131,73 @@ fn a_file_that_loses_its_name_and_changes_after_it_was_copied_leaves_no_record()
     assert!(errors.is_empty(), "{errors:?}");
     running.instance.stop();
 }
+
+fn open_to_write(running: &Running) -> Handle {
+    let found = running.client.lookup(Ino::ROOT, b"ckpt_0001.dat", 0);
+    let flags = OpenFlags(libc::O_RDWR as u32);
+    let opened = running
+        .client
+        .open(found.expect("there").attr.ino, flags, me());
+    opened.expect("open").opened.handle
+}
+
+/// Content and places are what they were, in another order.
+fn is_as_before(running: &Running, data: &[u8], held: [&String; 3]) {
+    assert!(running.read_all(b"ckpt_0001.dat").expect("read") == data);
+    assert_eq!(places(running).iter().collect::<Vec<_>>(), held);
+    running.audit();
+}
+
+#[test]
+fn a_restart_reads_the_nearest_place_while_all_answer() {
+    let scratch = Scratch::new();
+    let mut servers = Servers::new(scratch.path(), &[2, 3]);
+    let (running, data, held) = with_restart_copy(&mut servers);
+    let [file, copy, pfs] = [0, 1, 2].map(|at: usize| &held[at]);
+    // Nobody is near.
+    is_as_before(&running, &data, [file, copy, pfs]);
+    let mut running = running;
+    // The rack of the reader, who is on the node of the metadata server, is that of the copy.
+    for now in [[copy, file, pfs], [file, copy, pfs]] {
+        running.instance.stop();
+        drop(running);
+        let near = server_of(now[0]);
+        servers.settings.rack = near;
+        running = Running::start(&servers.settings, true);
+        assert_ne!(places(&running)[0], *now[0]);
+        // Who may write it does not have it change places.
+        let handle = open_to_write(&running);
+        running.client.release(handle).expect("close");
+        assert_ne!(places(&running)[0], *now[0]);
+        is_as_before(&running, &data, now);
+    }
+    // What was the file is its copy in every way: it is read when the node of the file goes.
+    servers.way(server_of(file)).goes_after(0);
+    wait_for("it is away", || {
+        running.read_all(b"ckpt_0001.dat").ok().as_ref() == Some(&data)
+            && places(&running) == [copy.clone(), pfs.clone()]
+    });
+    servers.all_come_back();
+    running.audit();
+    running.instance.stop();
+}
+
+#[test]
+fn a_copy_that_was_read_is_of_no_use_after_a_change() {
+    let scratch = Scratch::new();
+    let mut servers = Servers::new(scratch.path(), &[2, 3]);
+    let (running, mut data, held) = with_restart_copy(&mut servers);
+    running.instance.stop();
+    drop(running);
+    servers.settings.rack = server_of(&held[1]);
+    let running = Running::start(&servers.settings, true);
+    is_as_before(&running, &data, [&held[1], &held[0], &held[2]]);
+    let handle = open_to_write(&running);
+    running.write(handle, 7, b"newer").expect("write");
+    running.client.release(handle).expect("close");
+    data[7..12].copy_from_slice(b"newer");
+    assert_eq!(places(&running), held[1..2]);
+    assert!(running.read_all(b"ckpt_0001.dat").expect("read") == data);
+    running.audit();
+    running.instance.stop();
+}
