@@ -43,6 +43,17 @@ pub struct GroupNode {
     pub spent_bytes: u64,
 }
 
+/// Part of a node's flash that copies for restarts may take, where nobody says another.
+pub const SPACE_FRACTION: f64 = 0.25;
+
+impl GroupNode {
+    /// One that has flash of this size more: the fraction of it bounds the copies.
+    pub fn add_flash(&mut self, capacity_bytes: u64, fraction: f64) {
+        let part = capacity_bytes as f64 * fraction.clamp(0.0, 1.0);
+        self.bound_bytes = self.bound_bytes.saturating_add(part as u64);
+    }
+}
+
 /// A copy for restarts, on a node of the group.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct RestartCopy {

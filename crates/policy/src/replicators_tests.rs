@@ -103,6 +103,22 @@ fn what_fits_nowhere_is_passed_over() {
     assert_eq!(next(&full), Replication::Rest);
 }
 
+#[test]
+fn copies_take_a_part_of_the_flash_of_a_node() {
+    let mut group = [node(1, 1, 0), node(2, 1, 0)];
+    for flash in [24, 16] {
+        group[1].add_flash(flash, SPACE_FRACTION);
+    }
+    assert_eq!(group[1].bound_bytes, 10);
+    let next = |group: &[_]| next(&[version(1, 8, 1.0)], &[], group, LinkUse::Spare, 1);
+    assert_eq!(next(&group), copied(1, 8, 2));
+    group[1].bound_bytes = 0;
+    group[1].add_flash(40, 0.24);
+    assert_eq!(next(&group), Replication::Rest);
+    group[1].add_flash(u64::MAX, 7.0);
+    assert_eq!(group[1].bound_bytes, u64::MAX);
+}
+
 fn place(id: u16, rack: u16, load_mib: u64) -> Place {
     Place {
         holder: HolderId(id),

@@ -53,6 +53,7 @@ pub struct Common {
     pub replicas: usize,
     pub replica_rate: Option<u64>,
     pub restart_copies: usize,
+    pub restart_copies_space: Option<f64>,
     pub encrypt: bool,
     pub squash_root: bool,
     pub lease: Duration,
@@ -125,6 +126,7 @@ impl<'a> Checks<'a> {
             replicas: self.replicas(section.replicas.as_ref())?,
             replica_rate: self.replica_rate(section.replica_rate.as_ref())?,
             restart_copies: self.restart_copies(section.restart_copies.as_ref())?,
+            restart_copies_space: self.restart_copies_space(section)?,
             encrypt: section.encrypt.as_ref().is_some_and(|given| given.0),
             squash_root: section.squash_root.as_ref().is_some_and(|given| given.0),
             lease,
@@ -194,6 +196,16 @@ impl<'a> Checks<'a> {
             None => Ok(0),
             Some((copies @ 0..=1, _)) => Ok(copies),
             Some((other, span)) => Err(self.at(span, Problem::RestartCopies(other))),
+        }
+    }
+
+    fn restart_copies_space(&self, section: &Section) -> Result<Option<f64>, ConfigError> {
+        let given = section.restart_copies_space.as_ref();
+        match given.map(|given| (given.get_ref().0, given.span())) {
+            Some((part, span)) if !(part > 0.0 && part <= 1.0) => {
+                Err(self.at(span, Problem::RestartCopiesSpace(part)))
+            }
+            other => Ok(other.map(|(part, _)| part)),
         }
     }
 

@@ -42,6 +42,8 @@ pub struct Cluster {
     /// 1: the newest complete checkpoint version of each application, once it is on the PFS, gets
     /// a copy in free flash of another node. Default: 0.
     pub restart_copies: usize,
+    /// Part of each node's flash that such copies may take, above 0 and at most 1. Default: 0.25.
+    pub restart_copies_space: Option<f64>,
     /// Data is encrypted; a server takes it from another machine in no other way. Default: false;
     /// data is sent in the clear then, with checksums, and only messages are sealed.
     pub encrypt: bool,
@@ -166,6 +168,7 @@ impl Cluster {
             replicas: common.replicas,
             replica_rate: common.replica_rate,
             restart_copies: common.restart_copies,
+            restart_copies_space: common.restart_copies_space,
             encrypt: common.encrypt,
             squash_root: common.squash_root,
             lease: common.lease,
@@ -220,6 +223,9 @@ impl Cluster {
         plan.settings.restart_copies = self.restart_copies;
         for (rule, placement) in plan.settings.rules.iter_mut().zip(&self.placements) {
             rule.placement = placement.clone();
+        }
+        if let Some(fraction) = self.restart_copies_space {
+            plan.settings.restart_copies_fraction = fraction;
         }
         Ok(plan)
     }

@@ -64,6 +64,8 @@ fn defaults() {
     assert!(!cluster.squash_root);
     assert_eq!(cluster.lease, Duration::from_secs(30));
     assert_eq!(cluster.connection_rate, None);
+    let plan = cluster.plan(&cluster.servers[0], true).expect("settled");
+    assert_eq!(plan.settings.restart_copies_fraction, 0.25);
     let server = cluster.server(1).expect("there");
     assert!(server.metadata && server.data);
     assert_eq!(server.rack, None);
@@ -107,6 +109,7 @@ fn everything_can_be_said() {
     assert_eq!(plan.settings.pfs, Path::new("/scratch"));
     assert_eq!(plan.settings.mount, None);
     assert_eq!(plan.settings.policy, "maxbw");
+    assert_eq!(plan.settings.restart_copies_fraction, 0.1);
     assert_eq!(plan.settings.demotion.workers, 3);
     assert!(!plan.settings.scrub.enabled);
     assert_eq!(plan.settings.rules.len(), 1);
@@ -303,6 +306,11 @@ fn the_cluster_section() {
             .starts_with("line 3: replicas is 3; it is the number of copies, 1 or 2")
     );
     assert!(with("restart_copies = 2").starts_with("line 3: restart_copies is 2; it is 0, or 1"));
+    for part in ["0", "1.5", "\"101%\""] {
+        let said = with(&format!("restart_copies_space = {part}"));
+        assert!(said.starts_with("line 3: "), "{said}");
+    }
+    assert!(with("restart_copies_space = 0").contains("above 0 and at most 1"));
     assert!(with("replica_rate = \"1kB/s\"").starts_with("line 3: replica_rate is"));
     assert!(
         with("squash_root = \"maybe\"").starts_with("line 3: 'maybe' is neither true nor false")

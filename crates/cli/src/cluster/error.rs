@@ -70,6 +70,10 @@ pub enum Problem {
     #[error("restart_copies is {0}; it is 0, or 1 for one copy on another node")]
     RestartCopies(usize),
     #[error(
+        "restart_copies_space is {0}; it is a part of each node's flash, above 0 and at most 1 (100%), and restart_copies = 0 makes no copies"
+    )]
+    RestartCopiesSpace(f64),
+    #[error(
         "server {0}: a second server with the role metadata takes over by itself, which needs store = \"etcd://...\"; use that, or write roles = [\"data\"]"
     )]
     StandbyStore(u16),

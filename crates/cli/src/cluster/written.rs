@@ -5,7 +5,7 @@ use toml::Spanned;
 
 use crate::up::given::{Demotion, Engine, Given, Rule, Scrub};
 use crate::up::values::{
-    Count, Folder, Level, Patience, PolicyName, Rate, Size, Span, Spread, Ssd, Switch,
+    Count, Folder, Fraction, Level, Patience, PolicyName, Rate, Size, Span, Spread, Ssd, Switch,
 };
 
 /// The whole file. What [`Given`] has beside a server's own tiers is here under the same names.
@@ -44,6 +44,7 @@ pub struct Section {
     pub replicas: Option<Spanned<Count>>,
     pub replica_rate: Option<Spanned<Rate>>,
     pub restart_copies: Option<Spanned<Count>>,
+    pub restart_copies_space: Option<Spanned<Fraction>>,
     pub encrypt: Option<Switch>,
     pub squash_root: Option<Switch>,
     pub lease: Option<Spanned<Span>>,

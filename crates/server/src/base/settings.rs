@@ -15,6 +15,7 @@ use forebay_policy::holders::HolderRule;
 use forebay_policy::patience::DATA_SERVERS_AT_START;
 use forebay_policy::placement;
 use forebay_policy::publication::GroupMode;
+use forebay_policy::replicators::SPACE_FRACTION;
 use forebay_tiers::MachineMemory;
 use forebay_wire::Connection;
 
@@ -294,6 +295,8 @@ pub struct Settings {
     pub replica_rate_bytes_per_s: u64,
     /// How many other nodes get a copy of the newest complete, drained checkpoint version; 0 or 1.
     pub restart_copies: usize,
+    /// Part of each node's flash that these copies may take, 0 to 1.
+    pub restart_copies_fraction: f64,
     /// First match wins.
     pub rules: Vec<PathRule>,
     /// Name of the scheduling policy.
@@ -360,6 +363,7 @@ impl Settings {
             durability: None,
             replica_rate_bytes_per_s: 256 << 20,
             restart_copies: 0,
+            restart_copies_fraction: SPACE_FRACTION,
             rules: Vec::new(),
             policy: "bbos".into(),
             demotion: DemotionSettings::default(),

@@ -18,9 +18,6 @@ use forebay_wire::OUT_OF_REACH;
 use crate::base::failure::Failure;
 use crate::lifecycle::Lifecycle;
 
-/// Restart copies may take one part in so many of a node's flash.
-const SHARE: u64 = 4;
-
 /// Application, version, and the node that has the part.
 type Part = (u64, u64, u16);
 
@@ -143,7 +140,7 @@ impl Lifecycle {
                 bound_bytes: 0,
                 spent_bytes: 0,
             });
-            node.bound_bytes += space.capacity_bytes / SHARE;
+            node.add_flash(space.capacity_bytes, self.settings.restart_copies_fraction);
         }
         for copy in copies {
             if let Some(node) = group.get_mut(&copy.holder.0) {
