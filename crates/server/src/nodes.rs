@@ -10,8 +10,13 @@ use crate::base::failure::Failure;
 use crate::base::settings::{NodeSetting, StoreSetting};
 use crate::rooms::Rooms;
 
-/// Undrained objects that another node has, too, by tier: how many, and their bytes.
-type Elsewhere = HashMap<TierId, (u64, u64)>;
+/// What the books say of copies.
+struct Copied {
+    /// Undrained objects that another node has, too, by tier: how many, and their bytes.
+    elsewhere: HashMap<TierId, (u64, u64)>,
+    /// Bytes of copies for restarts, by the tier that they are in.
+    for_restarts: HashMap<TierId, u64>,
+}
 
 impl Rooms {
     /// Has a node emptied, or uses it again.
@@ -43,12 +48,15 @@ impl Rooms {
         }
         let tiers = self.buffer.tiers();
         let server_of = |id: TierId| tiers.get(id).map(|slot| slot.server);
-        let elsewhere = self.buffer.ledger().elsewhere(server_of);
+        let copied = Copied {
+            elsewhere: self.buffer.ledger().elsewhere(server_of),
+            for_restarts: self.buffer.ledger().restart_copies(),
+        };
         let nodes = nodes.iter();
-        nodes.map(|node| self.one_node(node, &elsewhere)).collect()
+        nodes.map(|node| self.one_node(node, &copied)).collect()
     }
 
-    fn one_node(&self, node: &NodeSetting, elsewhere: &Elsewhere) -> NodeStatus {
+    fn one_node(&self, node: &NodeSetting, copied: &Copied) -> NodeStatus {
         let settings = self.base.settings();
         let is_own = node.server == settings.server;
         let mut status = NodeStatus {
@@ -61,7 +69,7 @@ impl Rooms {
             answers: is_own,
             ..NodeStatus::default()
         };
-        self.add_tiers(&mut status, elsewhere);
+        self.add_tiers(&mut status, copied);
         self.add_emptying(&mut status);
         let mut under_way = self.drain.picking().under_way();
         let copies = under_way.find(|(server, _)| *server == node.server);
@@ -106,15 +114,16 @@ impl Rooms {
         });
     }
 
-    fn add_tiers(&self, status: &mut NodeStatus, elsewhere: &Elsewhere) {
+    fn add_tiers(&self, status: &mut NodeStatus, copied: &Copied) {
         let (tiers, ledger) = (self.buffer.tiers(), self.buffer.ledger());
         for (id, slot) in tiers.of_server(status.server) {
             let figures = ledger.figures(id);
-            let (files, bytes) = elsewhere.get(&id).copied().unwrap_or_default();
+            let (files, bytes) = copied.elsewhere.get(&id).copied().unwrap_or_default();
             let only_here = figures.dirty_bytes.saturating_sub(bytes);
             status.tiers.push(slot.tier.name().to_string());
             status.capacity_bytes += slot.capacity_bytes;
             status.used_bytes += figures.used_bytes;
+            status.restart_copy_bytes += copied.for_restarts.get(&id).copied().unwrap_or(0);
             status.dirty_bytes += figures.dirty_bytes;
             status.only_here_bytes += only_here;
             status.only_here_files += figures.dirty_files.saturating_sub(files);

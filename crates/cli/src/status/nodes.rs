@@ -40,6 +40,7 @@ pub fn render(nodes: &[NodeStatus]) -> String {
         ("in", Align::Right),
         ("out", Align::Right),
         ("used", Align::Right),
+        ("for restarts", Align::Right),
         ("capacity", Align::Right),
         ("only there", Align::Right),
         ("in memory", Align::Right),
@@ -108,6 +109,7 @@ fn row(node: &NodeStatus) -> Vec<String> {
         carried(node.in_bytes),
         carried(node.out_bytes),
         format_size(node.used_bytes),
+        format_size(node.restart_copy_bytes),
         format_size(node.capacity_bytes),
         format_size(node.only_here_bytes),
         format_size(node.only_in_memory_bytes),
@@ -194,6 +196,7 @@ pub fn to_json(node: &NodeStatus) -> Value {
         "tiers": node.tiers,
         "capacity_bytes": node.capacity_bytes,
         "used_bytes": node.used_bytes,
+        "restart_copy_bytes": node.restart_copy_bytes,
         "dirty_bytes": node.dirty_bytes,
         "only_here": {
             "files": node.only_here_files,
@@ -226,6 +229,7 @@ pub(super) mod tests {
             tiers: vec![format!("server-{server}:/nvme")],
             capacity_bytes: 1 << 30,
             used_bytes: 3 << 20,
+            restart_copy_bytes: 7 << 19,
             dirty_bytes: 2 << 20,
             only_here_bytes: 2 << 20,
             only_here_files: 2,
@@ -254,6 +258,11 @@ pub(super) mod tests {
         );
         assert_eq!(columns(4)[4..8], ["answers", "4", "of", "4"]);
         assert!(lines[5].contains("missing for 1m 3s"), "{page}");
+        assert!(
+            lines[2].contains("for restarts") && lines[4].contains("3.5 MiB"),
+            "{page}"
+        );
+        assert_eq!(to_json(&nodes[1])["restart_copy_bytes"], 7 << 19);
         assert_eq!(
             lines[6],
             "if node 3 does not come back, it takes 2 files (5.0 MiB) that nobody else has, 1.0 MiB of it in memory"

@@ -455,6 +455,18 @@ impl Ledger {
         found
     }
 
+    /// What copies of drained objects take, by the tier that they are in, bytes.
+    pub fn restart_copies(&self) -> HashMap<TierId, u64> {
+        let books = self.books.lock();
+        let mut found = HashMap::new();
+        for (object, copy) in &books.shadows {
+            if books.charges.get(object).is_some_and(|one| !one.dirty) {
+                *found.entry(TierId(copy.tier)).or_default() += copy.used_bytes;
+            }
+        }
+        found
+    }
+
     /// Space as the policy wants to see it.
     pub fn spaces(&self) -> Vec<TierSpace> {
         let books = self.books.lock();
@@ -648,6 +660,21 @@ mod tests {
             assert_eq!(figures, empty);
         }
         assert!(ledger.entries().is_empty());
+    }
+
+    #[test]
+    fn copies_of_what_is_drained_are_those_for_restarts() {
+        let ledger = ledger_with(&[(SSD, 100), (SSD, 100)], 1.0, &[1, 2]);
+        let (tier, other) = (TierId(0), TierId(1));
+        for (object, bytes) in [(1, 30), (2, 20)] {
+            let held = ledger.try_hold_shadow(ObjectId(object), other, bytes);
+            assert_eq!(held, Ok(()));
+        }
+        assert!(ledger.restart_copies().is_empty(), "both are promised");
+        ledger.settle(ObjectId(1), tier, 30, false);
+        assert_eq!(ledger.restart_copies(), HashMap::from([(other, 30)]));
+        ledger.release_shadow(ObjectId(1));
+        assert!(ledger.restart_copies().is_empty());
     }
 
     #[test]

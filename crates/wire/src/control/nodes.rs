@@ -37,7 +37,10 @@ pub struct NodeStatus {
     pub capacity_bytes: u64,
     /// Of that held by objects, bytes.
     pub used_bytes: u64,
-    /// Of those not yet on the PFS, bytes.
+    /// Of that by copies of other nodes' drained files, for restarts: they go first where space is
+    /// wanted, bytes.
+    pub restart_copy_bytes: u64,
+    /// Of the objects not yet on the PFS, bytes.
     pub dirty_bytes: u64,
     /// Of those on no other node either: what would be lost with it, bytes.
     pub only_here_bytes: u64,
