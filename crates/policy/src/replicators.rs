@@ -26,6 +26,8 @@ pub struct DrainedVersion {
     pub mtbf_s: f64,
     /// Copies of this part that other nodes have already.
     pub copies: usize,
+    /// It could not be copied, and is not to be tried now ([`PutOff`]).
+    pub is_put_off: bool,
 }
 
 /// A node of the replication group.
@@ -52,6 +54,12 @@ impl GroupNode {
         let part = capacity_bytes as f64 * fraction.clamp(0.0, 1.0);
         self.bound_bytes = self.bound_bytes.saturating_add(part as u64);
     }
+
+    /// No more than that is free there: copies take nobody's place.
+    pub fn keep_to_free(&mut self, free_bytes: u64) {
+        let most = self.spent_bytes.saturating_add(free_bytes);
+        self.bound_bytes = self.bound_bytes.min(most);
+    }
 }
 
 /// A copy for restarts, on a node of the group.
@@ -76,6 +84,88 @@ pub enum LinkUse {
     Spare,
     /// For moves off a node that is emptied, second copies, drains, or what programs do.
     Urgent,
+}
+
+/// What the links between nodes carry.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Traffic {
+    /// The server ends, and what is left is drained.
+    pub is_ending: bool,
+    /// Files were promised a second copy, and have none.
+    pub second_copies_due: bool,
+    /// Copies for restarts have a network of their own.
+    pub has_own_network: bool,
+    /// For so long no program has written, seconds.
+    pub quiet_s: f64,
+    /// What drains move, bytes per second.
+    pub drain_bytes_per_s: f64,
+    /// The most that the PFS takes, where that is known.
+    pub br_max_bytes_per_s: Option<f64>,
+}
+
+/// Links are taken to carry what the PFS takes at most, and drains have this share of them. A plan
+/// that holds drains to less leaves room. Where the most is not known any drain takes all.
+pub const DRAIN_SHARE: f64 = 0.5;
+/// A program that wrote so lately is taken to go on with it, seconds.
+pub const QUIET_S: f64 = 1.0;
+
+/// Whether copies for restarts may have the links. What is only parked in the burst buffer, and not
+/// drained now, needs none.
+pub fn link_use(traffic: &Traffic) -> LinkUse {
+    if traffic.is_ending || traffic.second_copies_due {
+        return LinkUse::Urgent;
+    }
+    let share = traffic
+        .br_max_bytes_per_s
+        .map_or(0.0, |most| most * DRAIN_SHARE);
+    let has_room = traffic.quiet_s >= QUIET_S && traffic.drain_bytes_per_s <= share;
+    match has_room || traffic.has_own_network {
+        true => LinkUse::Spare,
+        false => LinkUse::Urgent,
+    }
+}
+
+/// A part of a version: application, version, and whose part it is.
+pub type PartOf = (u64, u64, HolderId);
+
+/// A part that could not be copied is tried again after so long, seconds; then after twice that,
+/// and so on.
+const AGAIN_FIRST_S: f64 = 6.0;
+/// At the latest after so long.
+const AGAIN_MAX_S: f64 = 600.0;
+
+/// Parts that could not be copied: others go before them for a while, and what fails for good, as
+/// where the file is damaged, is not read over and over.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct PutOff {
+    /// How often in a row, and until when.
+    parts: HashMap<PartOf, (i32, f64)>,
+}
+
+impl PutOff {
+    /// Whether a part is not to be tried now.
+    pub fn has(&self, part: PartOf, now_s: f64) -> bool {
+        self.parts
+            .get(&part)
+            .is_some_and(|(_, until_s)| now_s < *until_s)
+    }
+
+    /// It could not be copied.
+    pub fn failed(&mut self, part: PartOf, now_s: f64) {
+        let (tries, until_s) = self.parts.entry(part).or_default();
+        *until_s = now_s + (AGAIN_FIRST_S * 2f64.powi(*tries)).min(AGAIN_MAX_S);
+        *tries = tries.saturating_add(1);
+    }
+
+    /// It was.
+    pub fn copied(&mut self, part: PartOf) {
+        self.parts.remove(&part);
+    }
+
+    /// Only these parts are left.
+    pub fn keep(&mut self, is_left: impl Fn(&PartOf) -> bool) {
+        self.parts.retain(|part, _| is_left(part));
+    }
 }
 
 /// What the replicators do next.
@@ -125,7 +215,8 @@ pub fn next(
     }
     let mut due: Vec<&DrainedVersion> = versions
         .iter()
-        .filter(|v| v.copies < wanted_copies && newest.get(&v.application) == Some(&v.version))
+        .filter(|v| v.copies < wanted_copies && !v.is_put_off)
+        .filter(|v| newest.get(&v.application) == Some(&v.version))
         .collect();
     due.sort_by(|a, b| {
         // What has no copy yet is before a second one of anything.

@@ -9,6 +9,7 @@ fn version(application: u64, version: u64, mtbf_s: f64) -> DrainedVersion {
         holder: HolderId(1),
         mtbf_s,
         copies: 0,
+        is_put_off: false,
     }
 }
 
@@ -104,6 +105,75 @@ fn what_fits_nowhere_is_passed_over() {
 }
 
 #[test]
+fn what_cannot_be_copied_is_passed_over_and_tried_ever_less_often() {
+    let mut put_off = PutOff::default();
+    let part = (1, 8, HolderId(1));
+    let mut versions = [version(1, 8, 60.0), version(2, 3, 900.0)];
+    let group = [node(1, 1, 99), node(2, 1, 99)];
+    let next = |versions: &[_]| next(versions, &[], &group, LinkUse::Spare, 1);
+    assert_eq!(next(&versions), copied(1, 8, 2));
+    let (mut now_s, mut tries) = (100.0, Vec::new());
+    for _ in 0..12 {
+        put_off.failed(part, now_s);
+        versions[0].is_put_off = put_off.has(part, now_s);
+        assert_eq!(next(&versions), copied(2, 3, 2), "at {now_s}");
+        let begun_s = now_s;
+        while put_off.has(part, now_s) {
+            now_s += 1.0;
+        }
+        tries.push(now_s - begun_s);
+    }
+    assert_eq!(tries[..4], [6.0, 12.0, 24.0, 48.0]);
+    assert_eq!(tries[11], AGAIN_MAX_S);
+    assert!(!put_off.has((1, 8, HolderId(2)), 0.0), "another part");
+    put_off.copied(part);
+    put_off.failed(part, now_s);
+    assert!(!put_off.has(part, now_s + 6.0), "it begins anew");
+    put_off.keep(|(application, ..)| *application != 1);
+    assert_eq!(put_off, PutOff::default());
+}
+
+#[test]
+fn links_are_spare_while_drains_leave_room_and_programs_are_quiet() {
+    let parked = Traffic {
+        is_ending: false,
+        second_copies_due: false,
+        has_own_network: false,
+        quiet_s: 60.0,
+        drain_bytes_per_s: 0.0,
+        br_max_bytes_per_s: None,
+    };
+    let spare = |traffic| link_use(&traffic) == LinkUse::Spare;
+    assert!(spare(parked), "undrained, and not drained now");
+    let drains = |rate, br_max| Traffic {
+        drain_bytes_per_s: rate,
+        br_max_bytes_per_s: br_max,
+        ..parked
+    };
+    assert!(!spare(drains(1.0, None)), "how much is left is not known");
+    assert!(spare(drains(4e8, Some(1e9))) && !spare(drains(6e8, Some(1e9))));
+    let quiet_s = 0.1;
+    let writes = Traffic { quiet_s, ..parked };
+    assert!(!spare(writes));
+    for busy in [writes, drains(1e9, Some(1e9))] {
+        let apart = Traffic {
+            has_own_network: true,
+            ..busy
+        };
+        assert!(spare(apart), "not on this network");
+        let promised = Traffic {
+            second_copies_due: true,
+            ..apart
+        };
+        let ending = Traffic {
+            is_ending: true,
+            ..apart
+        };
+        assert!(!spare(promised) && !spare(ending));
+    }
+}
+
+#[test]
 fn copies_take_a_part_of_the_flash_of_a_node() {
     let mut group = [node(1, 1, 0), node(2, 1, 0)];
     for flash in [24, 16] {
@@ -117,6 +187,11 @@ fn copies_take_a_part_of_the_flash_of_a_node() {
     assert_eq!(next(&group), Replication::Rest);
     group[1].add_flash(u64::MAX, 7.0);
     assert_eq!(group[1].bound_bytes, u64::MAX);
+    (group[1].bound_bytes, group[1].spent_bytes) = (50, 20);
+    group[1].keep_to_free(5);
+    assert_eq!(next(&group), Replication::Rest, "it is full");
+    group[1].keep_to_free(100);
+    assert_eq!(group[1].bound_bytes, 25);
 }
 
 fn place(id: u16, rack: u16, load_mib: u64) -> Place {

@@ -25,7 +25,7 @@ use crate::integrity::{scrub, seal};
 use crate::lifecycle::facts::Facts;
 use crate::lifecycle::onserver::Told;
 use crate::lifecycle::statefolder::{open_store, store_of};
-use crate::lifecycle::{discard, emptying, monitor, replicas};
+use crate::lifecycle::{discard, emptying, monitor, replicas, restarts};
 use crate::opening::{OpenMode, open_rooms};
 use crate::orders::publication;
 use crate::plan::engine;
@@ -204,6 +204,9 @@ impl Instance {
                 self.spawn("fb-promote", false, room, replicas::watch)?;
             }
             self.spawn("fb-replicate", true, room, replicas::replicate)?;
+            if rooms.base.settings().restart_copies > 0 {
+                self.spawn("fb-restarts", true, room, restarts::run)?;
+            }
         }
         self.spawn("fb-engine", false, &rooms.plan, engine::beat::run)?;
         self.spawn("fb-discard", true, &rooms.lifecycle, discard::run)?;

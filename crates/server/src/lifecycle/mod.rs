@@ -23,6 +23,7 @@ pub(crate) mod storenote;
 
 use std::collections::HashSet;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
 use forebay_namespace::Namespace;
 use forebay_types::TierId;
@@ -55,6 +56,8 @@ pub struct Lifecycle {
     unreadable: Mutex<Vec<TierId>>,
     /// Why the records take no changes.
     store_failing: Mutex<Option<String>>,
+    /// Files were promised a second copy, and have none.
+    second_copies_due: AtomicBool,
     /// Names of files by which nodes look whether they see the same PFS.
     probes: Mutex<HashSet<Vec<u8>>>,
 }
@@ -75,6 +78,7 @@ impl Lifecycle {
             boot,
             unreadable: Mutex::default(),
             store_failing: Mutex::default(),
+            second_copies_due: AtomicBool::new(false),
             probes: Mutex::default(),
             base: drain.base().clone(),
             catalog: drain.catalog().clone(),

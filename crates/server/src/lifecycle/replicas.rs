@@ -3,6 +3,7 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use forebay_namespace::File;
@@ -116,28 +117,23 @@ pub fn replicate(lifecycle: &Arc<Lifecycle>) {
     let mut files = HashMap::new();
     let mut look_at = Instant::now();
     let mut without = Without::default();
-    let mut restarts_due = false;
     while !lifecycle.base.is_ending() {
         if Instant::now() >= look_at {
             lifecycle.sweep_left();
             let found = lifecycle.find_unprotected(&mut queue, &mut files);
             without.tell(lifecycle, found);
             look_at = Instant::now() + FILES_LOOK;
-            restarts_due = true;
         }
+        // They go before copies that were promised to nobody.
+        let due = &lifecycle.second_copies_due;
+        due.store(!files.is_empty(), Ordering::Relaxed);
         let pause = match queue.next(begun.elapsed().as_secs_f64()) {
             NextCopy::Copy(id) => {
                 lifecycle.protect(&mut queue, &mut files, ObjectId(id));
                 continue;
             }
             NextCopy::Pause(s) => Duration::from_secs_f64(s),
-            NextCopy::Nothing => {
-                // After everything that was promised.
-                if std::mem::take(&mut restarts_due) {
-                    lifecycle.tend_restart_copies();
-                }
-                LOOK
-            }
+            NextCopy::Nothing => LOOK,
         };
         lifecycle.base.life().pause(pause);
     }

@@ -305,6 +305,11 @@ impl Engine {
         }
     }
 
+    /// What demotion has moved since the start, bytes.
+    pub fn moved_bytes(&self) -> u64 {
+        self.moved_bytes.load(Ordering::Relaxed)
+    }
+
     /// How far each of so many streams to the PFS may run ahead of it, bytes.
     pub fn ahead_bytes(&self, streams: usize) -> u64 {
         ahead_bytes(self.bandwidths().map(|b| b.br_max_bytes_per_s), streams)

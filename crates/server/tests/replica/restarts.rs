@@ -1,5 +1,7 @@
 //! Copies of drained checkpoints on another node, for restarts.
 
+use forebay_wire::control::Movement;
+
 use super::*;
 
 /// Restart copies of drained checkpoints, on two servers; the newest complete version is the first.
@@ -200,4 +202,71 @@ fn a_copy_that_was_read_is_of_no_use_after_a_change() {
     assert!(running.read_all(b"ckpt_0001.dat").expect("read") == data);
     running.audit();
     running.instance.stop();
+}
+
+/// The only file below these directories with this content.
+fn object_with(mut dirs: Vec<std::path::PathBuf>, content: &[u8]) -> std::path::PathBuf {
+    let mut found = Vec::new();
+    while let Some(dir) = dirs.pop() {
+        for entry in std::fs::read_dir(dir).expect("read_dir") {
+            let path = entry.expect("entry").path();
+            match path.is_dir() {
+                true => dirs.push(path),
+                false if std::fs::read(&path).expect("read") == content => found.push(path),
+                false => {}
+            }
+        }
+    }
+    assert_eq!(found.len(), 1, "{found:?}");
+    found.remove(0)
+}
+
+/// Changes a file at rest, so that nobody sees it who does not compare its content.
+fn damage(object: &Path) {
+    let mtime = std::fs::metadata(object).and_then(|stat| stat.modified());
+    let file = std::fs::File::options().write(true).open(object);
+    let file = file.expect("open");
+    std::os::unix::fs::FileExt::write_all_at(&file, b"rot", 1000).expect("write");
+    file.set_modified(mtime.expect("mtime")).expect("mtime");
+}
+
+#[test]
+fn a_checkpoint_that_cannot_be_copied_keeps_no_other_from_it() {
+    let names = ["alpha", "beta"];
+    let first = |name| format!("{name}_0001.dat").into_bytes();
+    for damaged in [0, 1] {
+        let scratch = Scratch::new();
+        let mut servers = Servers::new(scratch.path(), &[2, 3]);
+        servers.settings.durability = Some(Durability::Ssd);
+        servers.settings.restart_copies = 1;
+        servers.settings.scrub.enabled = false;
+        let running = servers.start();
+        for (seed, name) in (1..).zip(names) {
+            running.put(&first(name), &content(seed, 300_000));
+            running.put(format!("{name}_0002.dat").as_bytes(), b"next");
+        }
+        let copied = |at: usize| running.residency(&first(names[at]))[0].tiers.len() == 3;
+        let (_, busy) = running.create(b"busy").expect("create");
+        let (begun, is_damaged) = (Instant::now(), AtomicBool::new(false));
+        std::thread::scope(|scope| {
+            // Copies wait for programs that write.
+            scope.spawn(|| {
+                while !is_damaged.load(Ordering::Acquire) && begun.elapsed() < PATIENCE {
+                    running.write(busy, 0, b"busy").expect("write");
+                    std::thread::sleep(Duration::from_millis(20));
+                }
+            });
+            names.map(|name| running.move_files(Movement::StageOut, &first(name)));
+            let flash = [2, 3].map(|server| scratch.path().join(format!("flash{server}")));
+            let content = content(damaged as u8 + 1, 300_000);
+            damage(&object_with(flash.into(), &content));
+            assert!(!copied(0) && !copied(1), "a program writes");
+            is_damaged.store(true, Ordering::Release);
+        });
+        // What is parked undrained keeps none from it either.
+        wait_for("no restart copy of the other", || copied(1 - damaged));
+        assert!(!copied(damaged));
+        running.client.release(busy).expect("close");
+        running.instance.stop();
+    }
 }

@@ -398,6 +398,7 @@ impl Sim<'_> {
                         holder,
                         mtbf_s: a.known_mtbf_s,
                         copies: others().filter(|o| o.role == Role::Restart).count(),
+                        is_put_off: false,
                     };
                     versions.push((version, *id));
                 }
