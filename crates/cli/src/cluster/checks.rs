@@ -6,7 +6,6 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use forebay_policy::durability::Durability;
-use forebay_policy::holders::{HolderId, HolderRule, Rack};
 use forebay_policy::links::Distribution;
 use forebay_server::{ServerStore, SsdSetting, StoreLocation, StoreSetting};
 use forebay_types::{format_duration, format_size};
@@ -16,7 +15,6 @@ use super::address::{is_node, resolve};
 use super::config::{MountSettings, Server};
 use super::error::{ConfigError, Problem};
 use super::written::{Role, Section, Written, WrittenMount, WrittenServer};
-use crate::up::given::Rule;
 use crate::up::layers::ConfigFile;
 use crate::up::settle::TIER_BYTES_MIN;
 use crate::up::values::{Count, Folder, Rate, Size, Ssd, Switch};
@@ -35,7 +33,7 @@ const LEASE_DEFAULT: Duration = Duration::from_secs(30);
 /// Slower than this a request of 1 MiB takes so long that its server seems to be dead.
 const RATE_MIN: u64 = 1_000_000;
 /// Copies of what is not on the PFS.
-const REPLICAS_MAX: usize = 2;
+pub(super) const REPLICAS_MAX: usize = 2;
 /// No server that works answers so late.
 const SOFT_MIN: Duration = Duration::from_secs(1);
 
@@ -88,7 +86,7 @@ impl<'a> Checks<'a> {
         Checks { file }
     }
 
-    fn at(&self, span: Range<usize>, problem: Problem) -> ConfigError {
+    pub(super) fn at(&self, span: Range<usize>, problem: Problem) -> ConfigError {
         ConfigError::At {
             path: self.file.path().into(),
             line: self.file.line_at(span.start),
@@ -512,99 +510,4 @@ impl<'a> Checks<'a> {
             cores,
         })
     }
-
-    /// Where files of each rule lie, in the order of the rules; `None`: it says nothing of that.
-    pub fn placements(
-        &self,
-        written: &Written,
-        servers: &[Server],
-    ) -> Result<Vec<Option<HolderRule>>, ConfigError> {
-        let rules = written.rules.iter();
-        rules.map(|rule| self.placement(rule, servers)).collect()
-    }
-
-    fn placement(
-        &self,
-        rule: &Rule,
-        servers: &[Server],
-    ) -> Result<Option<HolderRule>, ConfigError> {
-        if !rule.places() {
-            return Ok(None);
-        }
-        let placement = HolderRule {
-            locality: rule.locality.clone().map(Into::into).unwrap_or_default(),
-            servers: self.named_servers(rule, servers)?,
-            racks: self.named_racks(rule, servers)?,
-        };
-        if let Some(span) = lists(rule) {
-            let allows = |server: &&Server| {
-                let rack = Rack(rack_number(servers, server));
-                server.data && placement.allows(HolderId(server.id), rack)
-            };
-            let allowed = servers.iter().filter(allows);
-            if allowed.clone().next().is_none() {
-                return Err(self.at(span, Problem::RuleWithoutData));
-            }
-            let with_flash = allowed.filter(|server| !server.ssd.is_empty()).count();
-            let level = rule.durability.as_ref().map(|level| level.0);
-            if level == Some(Durability::Replica) && with_flash < REPLICAS_MAX {
-                return Err(self.at(span, Problem::RuleWithoutTwo(with_flash)));
-            }
-        }
-        Ok(Some(placement))
-    }
-
-    fn named_servers(&self, rule: &Rule, servers: &[Server]) -> Result<Vec<HolderId>, ConfigError> {
-        let Some(written) = &rule.servers else {
-            return Ok(Vec::new());
-        };
-        if written.get_ref().is_empty() {
-            return Err(self.at(written.span(), Problem::RuleEmpty("servers")));
-        }
-        let named = written.get_ref().iter().map(|one| {
-            let id = one.get_ref().0;
-            let found = servers.iter().find(|server| usize::from(server.id) == id);
-            found.map(|server| HolderId(server.id)).ok_or_else(|| {
-                let data = servers.iter().filter(|server| server.data);
-                let known = data.map(|server| server.id).collect();
-                self.at(one.span(), Problem::RuleServer { id, known })
-            })
-        });
-        named.collect()
-    }
-
-    fn named_racks(&self, rule: &Rule, servers: &[Server]) -> Result<Vec<Rack>, ConfigError> {
-        let Some(written) = &rule.racks else {
-            return Ok(Vec::new());
-        };
-        if written.get_ref().is_empty() {
-            return Err(self.at(written.span(), Problem::RuleEmpty("racks")));
-        }
-        let named = written.get_ref().iter().map(|one| {
-            let rack = one.get_ref();
-            let found = servers
-                .iter()
-                .find(|server| server.rack.as_ref() == Some(rack));
-            let number = found.map(|server| Rack(rack_number(servers, server)));
-            number.ok_or_else(|| {
-                let racks = servers.iter().filter_map(|server| server.rack.clone());
-                let mut known: Vec<String> = racks.collect();
-                known.sort_unstable();
-                known.dedup();
-                let rack = rack.clone();
-                self.at(one.span(), Problem::RuleRack { rack, known })
-            })
-        });
-        named.collect()
-    }
 }
-
-/// Where a rule names servers or racks.
-fn lists(rule: &Rule) -> Option<Range<usize>> {
-    let servers = rule.servers.as_ref().map(|list| list.span());
-    servers.or_else(|| rule.racks.as_ref().map(|list| list.span()))
-}
-
-#[cfg(test)]
-#[path = "placing_tests.rs"]
-mod tests;

@@ -3,6 +3,7 @@
 //! - `written`: the file's keys and types;
 //! - `address`: from what is written to addresses of sockets;
 //! - `checks`: what makes no sense is refused, with its line;
+//! - `placing`: where its rules have files lie;
 //! - `config`: what the commands work with;
 //! - `reach`: which of the metadata servers leads;
 //! - `remote`: a server, asked over the network.
@@ -12,6 +13,7 @@ mod checks;
 pub mod config;
 pub mod error;
 mod holders;
+mod placing;
 pub mod reach;
 pub mod remote;
 mod written;
