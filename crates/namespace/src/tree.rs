@@ -192,8 +192,8 @@ pub struct FileFacts {
     pub cuts: u32,
     /// See `cuts`.
     pub cutting: u32,
-    /// Renames of it under way: what it replaces may still be changed by who has it open, and no copy
-    /// gets the name meanwhile.
+    /// Renames of it under way: what it replaces may still be changed by who has it open, and no
+    /// copy gets the name meanwhile.
     pub renaming: u32,
 }
 

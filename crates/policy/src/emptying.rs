@@ -20,8 +20,8 @@ pub struct Leaving<'a> {
     pub is_clean: bool,
     /// No restart will read it ([`crate::version::VersionTracker::is_outdated`]): it is drained.
     pub is_outdated: bool,
-    /// It is open: it leaves last, for it may change again. It cannot be drained before its close, so
-    /// it moves where it can.
+    /// It is open: it leaves last, for it may change again. It cannot be drained before its close,
+    /// so it moves where it can.
     pub in_use: bool,
     /// Another holder that answers has the same bytes.
     pub copy_at: Option<HolderId>,
