@@ -8,7 +8,7 @@ use forebay_wire::control::{
     Control, ControlResponse, FsckReport, JobProgress, Movement, PathFailure, StatusBits,
     WhereEntry,
 };
-use forebay_wire::{FrameError, Request, Response, UnixConnection};
+use forebay_wire::{FrameError, NOT_SENT, Request, Response, UnixConnection};
 
 use crate::exit::{Failure, reason};
 use crate::mounts;
@@ -136,6 +136,10 @@ impl Daemon {
             AskError::Refused(Errno::EUSERS) => format!(
                 "{state}: cannot {doing}: too many commands are connected to this burst buffer; try again when some \
                  have ended"
+            ),
+            AskError::Refused(Errno::ENOTCONN | NOT_SENT) => format!(
+                "{state}: cannot {doing}: the server was started anew meanwhile, or is out of reach; run the command \
+                 again, what is done already is passed over"
             ),
             AskError::Refused(errno) => format!("{state}: cannot {doing}: {errno}"),
             AskError::Protocol(why) => format!("{state}: {why}"),

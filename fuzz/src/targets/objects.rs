@@ -50,6 +50,15 @@ pub fn calls() -> Vec<ObjectCall> {
             how,
         });
     }
+    all.push(ObjectCall::HandOver(PLACE));
+    all.extend(copy_calls());
+    let on = |request| ObjectCall::On(HANDLE, request);
+    all.extend(requests(identity).into_iter().map(on));
+    all
+}
+
+/// Of an open object.
+fn requests(identity: Vec<u8>) -> Vec<ObjectRequest> {
     let mut requests = vec![
         ObjectRequest::Read {
             offset: 1 << 40,
@@ -65,8 +74,10 @@ pub fn calls() -> Vec<ObjectCall> {
             mtime: Some(SetTime::At(TIME)),
         },
         ObjectRequest::SetIdentity(identity),
+        ObjectRequest::DropCache,
         ObjectRequest::HasWriters,
         ObjectRequest::HoldWriters(true),
+        ObjectRequest::ForgetFailedFlushes,
     ];
     for what in [DirtyPages::Start, DirtyPages::Wait, DirtyPages::Finish] {
         requests.push(ObjectRequest::WriteBack {
@@ -86,11 +97,7 @@ pub fn calls() -> Vec<ObjectCall> {
     for what in [SeekWhat::Data, SeekWhat::Hole] {
         requests.push(ObjectRequest::Seek { from: 12, what });
     }
-    all.push(ObjectCall::HandOver(PLACE));
-    all.extend(copy_calls());
-    let on = |request| ObjectCall::On(HANDLE, request);
-    all.extend(requests.into_iter().map(on));
-    all
+    requests
 }
 
 /// Where an object is.

@@ -376,7 +376,7 @@ impl FileState {
         self.facts.drain_open = self.drain_open.saturating_sub(1);
     }
 
-    /// What it was before a change whose commit has failed; renames that are under way are so still.
+    /// What it was before a change whose commit has failed; renames under way are so still.
     pub(crate) fn take_back(&mut self, before: FileState) {
         let renaming = self.renaming;
         *self = before;

@@ -1,5 +1,7 @@
 //! Who holds how much space in which tier.
 
+mod moves;
+
 use std::collections::HashMap;
 
 use forebay_policy::placement::{TierKind as PolicyKind, TierSpace};
@@ -275,33 +277,6 @@ impl Ledger {
     pub fn release_shadow(&self, object: ObjectId) {
         let mut books = self.books.lock();
         books.take_shadow(object);
-        drop(books);
-        self.freed.notify_all();
-    }
-
-    /// Sets space aside for an object that is about to move there, if there is room.
-    pub fn try_hold_move(&self, object: ObjectId, tier: TierId, bytes: u64) -> Result<(), Refused> {
-        let mut books = self.books.lock();
-        if !books.charges.contains_key(&object) {
-            return Err(Refused::Gone);
-        }
-        books.take_move(object);
-        books.must_fit(tier, bytes)?;
-        let held = Charge {
-            tier: tier.0,
-            held_bytes: bytes,
-            application: NOBODYS,
-            ..Charge::default()
-        };
-        books.tier(held).add(held);
-        books.moves.insert(object, held);
-        Ok(())
-    }
-
-    /// It has moved, or stays.
-    pub fn release_move(&self, object: ObjectId) {
-        let mut books = self.books.lock();
-        books.take_move(object);
         drop(books);
         self.freed.notify_all();
     }
@@ -604,12 +579,6 @@ impl Books {
         self.shadows.insert(object, shadow);
     }
 
-    fn take_move(&mut self, object: ObjectId) {
-        if let Some(old) = self.moves.remove(&object) {
-            self.tier(old).subtract(old);
-        }
-    }
-
     fn take_shadow(&mut self, object: ObjectId) {
         if let Some(old) = self.shadows.remove(&object) {
             self.tier(old).subtract(old);
@@ -755,7 +724,7 @@ mod tests {
 
     #[test]
     fn what_is_set_aside_for_a_move_is_nobody_elses_until_it_is_given_back() {
-        let ledger = Ledger::new(&[(SSD, 100), (SSD, 100)], 1000);
+        let ledger = Ledger::new(&[(SSD, 100), (SSD, 100)], 1.0);
         let (object, other, to) = (ObjectId(1), ObjectId(2), TierId(1));
         ledger.arrive(object, TierId(0), 0, true);
         ledger.arrive(other, to, 0, true);

@@ -15,6 +15,7 @@ pub(crate) mod opens;
 pub(crate) mod overflow;
 pub(crate) mod queue;
 pub(crate) mod restart;
+pub(crate) mod stays;
 pub(crate) mod stranded;
 pub(crate) mod table;
 pub(crate) mod tierset;

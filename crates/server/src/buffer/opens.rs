@@ -12,6 +12,7 @@ use parking_lot::{Condvar, Mutex, MutexGuard, RwLock};
 
 use crate::buffer::blocks::Blocks;
 use crate::buffer::changes::Changes;
+use crate::buffer::stays::Stays;
 use crate::buffer::unsent::{LostUnopened, Unsent};
 
 /// Locks are spread over so many shards by id.
@@ -90,26 +91,6 @@ impl Before {
     /// Whether nothing tells of a change since: a store through a mapping need not leave a trace.
     pub fn looks_like(&self, now: &ObjectStat) -> bool {
         (self.stat.size, self.stat.mtime) == (now.size, now.mtime)
-    }
-}
-
-/// An open file that could not go on elsewhere is not asked to for so long: each try may copy all of
-/// it.
-const STAYS_FOR: Duration = Duration::from_secs(10);
-
-/// See [`STAYS_FOR`].
-#[derive(Default)]
-pub struct Stays(Mutex<Option<Instant>>);
-
-impl Stays {
-    /// From now on.
-    pub fn for_a_while(&self) {
-        *self.0.lock() = Some(Instant::now() + STAYS_FOR);
-    }
-
-    /// Whether that is so now.
-    pub fn is_until_later(&self) -> bool {
-        self.0.lock().is_some_and(|until| Instant::now() < until)
     }
 }
 

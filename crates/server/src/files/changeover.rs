@@ -198,7 +198,7 @@ impl Files {
     }
 }
 
-/// Whether a file has lost its last name: what a crash leaves of it is told by the node where it is.
+/// Whether a file has lost its last name: what a crash leaves of it is told where it is.
 fn is_nobodys(file: &File) -> bool {
     let state = file.lock();
     state.is_unlinked() && state.unnamed.is_none()

@@ -123,6 +123,24 @@ fn the_last_node_stays(fleet: &Fleet) {
     order(fleet, &["drain-node", "9"]).expect_code(1);
 }
 
+/// The kernel of another node has nothing of a file by itself: it moves while it is open.
+fn open_far(fleet: &Fleet) -> fs::File {
+    write_file(&fleet.mnt(1, "far"), pattern(31, MIB));
+    let mut far = fs::File::options();
+    let far = far.append(true).open(fleet.mnt(2, "far")).expect("open");
+    assert!(is_on(fleet, "far", 1));
+    far
+}
+
+fn far_goes_on_elsewhere(fleet: &Fleet, far: &mut fs::File) {
+    assert!(!is_on(fleet, "far", 1));
+    far.write_all(b"and more").expect("write");
+    for node in [1, 2] {
+        let read = fs::read(fleet.mnt(node, "far")).expect("read");
+        assert!(read[..MIB] == pattern(31, MIB).bytes() && read[MIB..] == *b"and more");
+    }
+}
+
 #[test]
 fn promise_8_a_node_is_emptied_while_jobs_run() {
     if needs_nodes() {
@@ -141,11 +159,7 @@ fn promise_8_a_node_is_emptied_while_jobs_run() {
     write_file(&fleet.mnt(1, "run/ckpt-1/rank0"), pattern(30, MIB));
     let mut open = fs::File::create(fleet.mnt(1, "open")).expect("create");
     open.write_all(b"begun").expect("write");
-    // The kernel of another node has nothing of a file by itself: it moves while it is open.
-    write_file(&fleet.mnt(1, "far"), pattern(31, MIB));
-    let mut far = fs::File::options();
-    let mut far = far.append(true).open(fleet.mnt(2, "far")).expect("open");
-    assert!(is_on(&fleet, "far", 1));
+    let mut far = open_far(&fleet);
 
     let late = order(&fleet, &["drain-node", "2", "--timeout", "3s"]).expect_code(4);
     assert!(
@@ -160,12 +174,7 @@ fn promise_8_a_node_is_emptied_while_jobs_run() {
         assert!(!is_on(&fleet, &format!("f{at}"), 1));
         pattern(at, MIB).assert_in(&fleet.mnt(2, format!("f{at}")));
     }
-    assert!(!is_on(&fleet, "far", 1));
-    far.write_all(b"and more").expect("write");
-    for node in [1, 2] {
-        let read = fs::read(fleet.mnt(node, "far")).expect("read");
-        assert!(read[..MIB] == pattern(31, MIB).bytes() && read[MIB..] == *b"and more");
-    }
+    far_goes_on_elsewhere(&fleet, &mut far);
     // The job goes on, elsewhere.
     write_file(&fleet.mnt(1, "new"), pattern(20, MIB));
     assert!(!is_on(&fleet, "new", 1));
