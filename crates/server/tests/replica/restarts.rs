@@ -256,7 +256,9 @@ fn a_checkpoint_that_cannot_be_copied_keeps_no_other_from_it() {
                     std::thread::sleep(Duration::from_millis(20));
                 }
             });
-            names.map(|name| running.move_files(Movement::StageOut, &first(name)));
+            names.iter().for_each(|name| {
+                running.move_files(Movement::StageOut, &first(name));
+            });
             let flash = [2, 3].map(|server| scratch.path().join(format!("flash{server}")));
             let content = content(damaged as u8 + 1, 300_000);
             damage(&object_with(flash.into(), &content));
