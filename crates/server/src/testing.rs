@@ -6,6 +6,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use forebay_kv::{Batch, Durability, Error, Store, memory::Memory};
+use forebay_namespace::File;
+use forebay_tiers::CopyControl;
 use forebay_tiers::testing::FaultyTier;
 use forebay_types::{Cred, Errno, Handle, Ino, OpenFlags, Process, TierId};
 use forebay_wire::{Link, WriteHow};
@@ -16,11 +18,15 @@ use crate::base::settings::{Settings, SsdSetting};
 use crate::buffer::tierset::{DRAM, FIRST_SSD, TierSet};
 use crate::drain::demote;
 use crate::drain::picking::Line;
+use crate::files::changeover::Leaving;
 use crate::opening::open_on;
 use crate::rooms::Rooms;
 
 /// Its flash directory.
 pub const FLASH: TierId = TierId(FIRST_SSD);
+
+/// Both, where it has two.
+pub const FLASHES: [TierId; 2] = [FLASH, TierId(FIRST_SSD + 1)];
 
 /// A store whose commits fail from the moment that a file appears.
 pub struct FailingStore {
@@ -174,6 +180,29 @@ impl Lab {
         (lab, faulty.expect("wrapped"))
     }
 
+    /// Two flash directories that fail when they are told to, and no memory: a file may go from
+    /// one to the other.
+    pub fn with_two_flashes() -> (Lab, [Arc<FaultyTier>; 2]) {
+        let mut faulty = Vec::new();
+        let add = |settings: &mut Settings| {
+            let mut other = settings.ssd[0].clone();
+            other.dir.set_file_name("other");
+            std::fs::create_dir(&other.dir).expect("mkdir");
+            settings.ssd.push(other);
+        };
+        let lab = Lab::wrapped(add, &mut |tiers| {
+            for tier in FLASHES {
+                tiers.wrap(tier, |tier| {
+                    let tier = Arc::new(FaultyTier::new(tier));
+                    faulty.push(tier.clone());
+                    tier
+                });
+            }
+        });
+        let faulty = faulty.try_into().map_err(|_| "not two");
+        (lab, faulty.expect("wrapped"))
+    }
+
     /// The rooms.
     pub fn rooms(&self) -> &Rooms {
         &self.rooms
@@ -207,6 +236,22 @@ impl Drop for Lab {
     }
 }
 
+/// A file that is open goes from one of two flash directories to the other.
+pub fn move_open(rooms: &Rooms, file: &Arc<File>) {
+    let open = rooms.buffer.opens().by_ino(file.ino).expect("it is open");
+    let from = file.tier();
+    let to = FLASHES[usize::from(from == FLASHES[0])];
+    let leaving = Leaving {
+        file,
+        open: &open,
+        to,
+        ahead_bytes: 0,
+    };
+    let moved = rooms.files.move_open_to_node(leaving, &CopyControl::NONE);
+    assert_eq!(answer(moved), Ok(true));
+    assert_eq!(file.tier(), to);
+}
+
 /// Demotes what waits for it, now.
 pub fn drain(rooms: &Rooms) {
     for object in rooms.buffer.queue().waiting() {
@@ -222,7 +267,7 @@ pub fn answer<T>(done: Result<T, Failure>) -> Result<T, Errno> {
 }
 
 /// The size that a file has on record, and whether only its object knows it.
-pub fn recorded(file: &forebay_namespace::File) -> (u64, bool) {
+pub fn recorded(file: &File) -> (u64, bool) {
     let state = file.lock();
     (state.meta.size, state.residency.writing)
 }
@@ -293,11 +338,7 @@ pub fn beside(mut again: impl FnMut() + Send, body: impl FnOnce()) {
 }
 
 /// A file that has lost a store through a mapping.
-pub fn lose_store(
-    rooms: &Rooms,
-    flash: &FaultyTier,
-    name: &[u8],
-) -> (Arc<forebay_namespace::File>, Handle) {
+pub fn lose_store(rooms: &Rooms, flash: &FaultyTier, name: &[u8]) -> (Arc<File>, Handle) {
     let handle = create(rooms, name, b"content");
     use forebay_tiers::testing::{Effect, Operation, When};
     flash.inject(Operation::Write, When::Nth(1), Effect::Fail(Errno::EIO));

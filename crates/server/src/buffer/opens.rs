@@ -56,6 +56,11 @@ impl Target {
         }
     }
 
+    /// Whether it is an object in this tier.
+    pub fn is_in(&self, which: TierId) -> bool {
+        matches!(self, Target::Buffer { tier, .. } if *tier == which)
+    }
+
     /// Whether it holds a descriptor.
     pub fn is_held(&self) -> bool {
         match self {

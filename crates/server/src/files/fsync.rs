@@ -20,6 +20,9 @@ use crate::files::mover::{Move, refuse_primary};
 /// Who waits for the PFS may have a file for ever, and others wait for a copy of it.
 const PATIENCE: Duration = Duration::from_secs(2);
 
+/// Who waits for a demotion looks this often.
+const LOOK_AGAIN: Duration = Duration::from_millis(20);
+
 /// So often a file that nobody holds open may be moved by its last close before it is stable.
 const STABLE_TRIES: u32 = 4;
 
@@ -41,41 +44,58 @@ impl Files {
     pub fn fsync(&self, handle: Handle, data_only: bool) -> Result<(), Failure> {
         let (open, flags) = self.buffer.opens().file(handle)?;
         open.fsynced.store(true, Ordering::Release);
-        let target = self.target(&open)?.clone();
-        let (file, object, tier) = match target {
-            Target::Pfs { node, file, .. } => {
-                open.behind.check()?;
-                return self.sync_in_place(&node, &file, data_only);
+        loop {
+            let (file, object, tier) = match self.target(&open)?.clone() {
+                Target::Pfs { node, file, .. } => {
+                    open.behind.check()?;
+                    return self.sync_in_place(&node, &file, data_only);
+                }
+                Target::Buffer { file, object, tier } => (file, object, tier),
+            };
+            // What was written may have gone with its node.
+            self.refuse_lost(&open, &file, (handle, flags))?;
+            self.report_to_fsync(&file)?;
+            match self.fsync_object((&open, &file), object, tier, data_only) {
+                // What failed is not the file any more.
+                Err(_) if !open.target.read().is_in(tier) => {}
+                Ok(true) => {
+                    // Its node may have gone while this waited.
+                    self.refuse_lost(&open, &file, (handle, flags))?;
+                    file.lock().pay_fsync();
+                    return Ok(());
+                }
+                done => return done.map(drop),
             }
-            Target::Buffer { file, object, tier } => (file, object, tier),
-        };
-        // What was written may have gone with its node.
-        self.refuse_lost(&open, &file, (handle, flags))?;
-        self.report_to_fsync(&file)?;
-        self.integrity.heard(&file, tier, open.behind.check())?;
-        self.integrity.refuse_failed_flush(&file)?;
+        }
+    }
+
+    /// Of what the file was a moment ago. Whether it has a name.
+    fn fsync_object(
+        &self,
+        (open, file): (&OpenFile, &Arc<File>),
+        object: Arc<dyn Object>,
+        tier: TierId,
+        data_only: bool,
+    ) -> Result<bool, Failure> {
+        self.integrity.heard(file, tier, open.behind.check())?;
+        self.integrity.refuse_failed_flush(file)?;
         tracing::trace!(file = %file.object, ?tier, "fsync");
         let _busy = self.buffer.activity().begin();
         if self.plan.engine().is_throttled() {
             // The bytes go to the device in the application's turn; while they are made permanent
             // the next one may begin, or the device would rest.
-            let turn = self.plan.take_turn(&open, Class::Checkpoint, 0);
+            let turn = self.plan.take_turn(open, Class::Checkpoint, 0);
             let waited = wait_writeback(&*object);
-            self.integrity.heard(&file, tier, waited)?;
+            self.integrity.heard(file, tier, waited)?;
             drop(turn);
             if let Some((application, _)) = self.catalog.apps().of(file.object) {
                 self.plan.engine().end_turn(application, TurnEnd::Flushing);
             }
         }
-        if let Some(level) = self.begin_fsync_unnamed(&file) {
-            return self.fsync_to(level, (&open, &file), object, tier, data_only);
-        }
-        let level = self.catalog.durability_of_file(&file);
-        self.fsync_to(level, (&open, &file), object, tier, data_only)?;
-        // Its node may have gone while this waited.
-        self.refuse_lost(&open, &file, (handle, flags))?;
-        file.lock().pay_fsync();
-        Ok(())
+        let unnamed = self.begin_fsync_unnamed(file);
+        let level = unnamed.unwrap_or_else(|| self.catalog.durability_of_file(file));
+        self.fsync_to(level, (open, file), object, tier, data_only)?;
+        Ok(unnamed.is_none())
     }
 
     /// What was lost with a node reaches the next fsync of each who writes the file, once, and one
@@ -116,39 +136,34 @@ impl Files {
             Durability::Memory => Ok(()),
             Durability::Pfs => {
                 self.integrity.flush(file, tier, &*object, data_only)?;
-                self.flush_to_pfs(open, file, &*object, flush)
+                self.flush_to_pfs(open, file, (&*object, tier), flush)
             }
-            Durability::Replica => {
-                let (object, outdated) = self.flush_to_two(open, file, data_only)?;
-                self.promise(open, file, &*object, flush)?;
-                self.drop_outdated_second(file, outdated);
-                Ok(())
-            }
+            Durability::Replica => self.flush_to_replica(open, file, flush, data_only),
             Durability::Ssd => {
-                let object = match self.buffer.tiers().kind(tier) {
+                let (object, tier) = match self.buffer.tiers().kind(tier) {
                     TierKind::Dram => self.flush_to_flash(open, file)?,
                     _ => {
                         self.integrity.flush(file, tier, &*object, data_only)?;
-                        object
+                        (object, tier)
                     }
                 };
-                self.promise(open, file, &*object, flush)
+                self.promise(open, file, (&*object, tier), flush)
             }
         }
     }
 
     /// What was flushed is on record as that, if it can be found again. An object that somebody has
     /// removed from its tier lives as long as it is open, and no longer: the PFS is the next stable
-    /// place.
-    fn promise(
+    /// place. `EBUSY` where the file has moved meanwhile.
+    pub(super) fn promise(
         &self,
         open: &OpenFile,
         file: &Arc<File>,
-        object: &dyn Object,
+        (object, tier): (&dyn Object, TierId),
         flush: Flush,
     ) -> Result<(), Failure> {
-        if !object.stat()?.is_removed {
-            return self.save_live(file, object, flush);
+        if !object.stat()?.is_removed || file.tier() != tier {
+            return self.save_live(file, (object, tier), flush);
         }
         let (nameless, unlinked) = {
             let state = file.lock();
@@ -168,7 +183,7 @@ impl Files {
             "{}: fsync goes to the PFS: {reason}",
             file.path().escape_ascii()
         );
-        self.flush_to_pfs(open, file, object, flush)
+        self.flush_to_pfs(open, file, (object, tier), flush)
     }
 
     /// An error of a demotion reaches the next fsync of the file, once.
@@ -206,10 +221,18 @@ impl Files {
         })
     }
 
-    /// Writes down what was flushed.
-    fn save_live(&self, file: &File, object: &dyn Object, flush: Flush) -> Result<(), Failure> {
+    /// Writes down what was flushed, unless that is not the file any more: `EBUSY`.
+    fn save_live(
+        &self,
+        file: &File,
+        (object, tier): (&dyn Object, TierId),
+        flush: Flush,
+    ) -> Result<(), Failure> {
         let stat = object.stat()?;
         let mut state = file.lock();
+        if state.residency.tier != tier {
+            return Err(Errno::EBUSY.into());
+        }
         let shadow = state.residency.shadow;
         let on_flash = self.buffer.tiers().kind(state.residency.tier) != TierKind::Dram
             || shadow.is_some_and(|(_, of)| of >= flush.generation);
@@ -243,7 +266,7 @@ impl Files {
         &self,
         open: &OpenFile,
         file: &Arc<File>,
-    ) -> Result<Arc<dyn Object>, Failure> {
+    ) -> Result<(Arc<dyn Object>, TierId), Failure> {
         let wanted = open.unsent.want();
         let _one = open.growing.lock();
         let _copying = file.copying();
@@ -252,12 +275,11 @@ impl Files {
         let Target::Buffer { object, tier, .. } = self.target(open)?.clone() else {
             return Err(Errno::EIO.into());
         };
-        if self.buffer.tiers().kind(tier) == TierKind::Dram {
-            self.refresh_shadow(open, file, &*object)?;
-        } else {
-            self.integrity.flush(file, tier, &*object, false)?;
+        match self.buffer.tiers().kind(tier) {
+            TierKind::Dram => self.refresh_shadow(open, file, (&*object, tier))?,
+            _ => self.integrity.flush(file, tier, &*object, false)?,
         }
-        Ok(object)
+        Ok((object, tier))
     }
 
     /// Demotes an object with the size and time that it has now: the record knows those of a file
@@ -266,10 +288,10 @@ impl Files {
         &self,
         open: &OpenFile,
         file: &Arc<File>,
-        object: &dyn Object,
+        (object, tier): (&dyn Object, TierId),
         flush: Flush,
     ) -> Result<(), Failure> {
-        self.save_live(file, object, flush)?;
+        self.save_live(file, (object, tier), flush)?;
         self.demote_written(open, file, object)
     }
 
@@ -278,7 +300,7 @@ impl Files {
         &self,
         open: &OpenFile,
         file: &Arc<File>,
-        object: &dyn Object,
+        (object, tier): (&dyn Object, TierId),
     ) -> Result<(), Failure> {
         let flush = self.begin_flush(file, object)?;
         let generation = flush.generation;
@@ -297,7 +319,7 @@ impl Files {
         let size = object.stat()?.allocated_bytes;
         let Some(flash) = self.book_shadow(file, known.map(|(tier, _)| tier), size) else {
             // No flash has room: the PFS is the next stable place.
-            return self.flush_to_pfs(open, file, object, flush);
+            return self.flush_to_pfs(open, file, (object, tier), flush);
         };
         match self.copy_shadow(file, object, flash) {
             // It had less than its tier was promised, or somebody has removed its directory: the
@@ -310,7 +332,7 @@ impl Files {
                 if known.is_none() {
                     self.buffer.drop_shadow(file, flash);
                 }
-                return self.flush_to_pfs(open, file, object, flush);
+                return self.flush_to_pfs(open, file, (object, tier), flush);
             }
             done => done?,
         }
@@ -451,14 +473,14 @@ impl Files {
                 Target::Buffer { file, object, tier } => {
                     open.fsynced.store(true, Ordering::Release);
                     let flush = self.begin_unasked_flush(&file, &*object)?;
-                    let object = match self.buffer.tiers().kind(tier) {
+                    let (object, tier) = match self.buffer.tiers().kind(tier) {
                         TierKind::Dram => self.flush_to_flash(&open, &file)?,
                         _ => {
                             self.integrity.flush(&file, tier, &*object, false)?;
-                            object
+                            (object, tier)
                         }
                     };
-                    self.promise(&open, &file, &*object, flush)
+                    self.promise(&open, &file, (&*object, tier), flush)
                 }
             };
         }
@@ -479,7 +501,7 @@ impl Files {
         let flush = self.begin_unasked_flush(file, &*object)?;
         if self.buffer.tiers().kind(tier) != TierKind::Dram {
             self.integrity.flush(file, tier, &*object, false)?;
-            return self.save_live(file, &*object, flush);
+            return self.save_live(file, (&*object, tier), flush);
         }
         let bytes = object.stat()?.allocated_bytes;
         let Some(flash) = self.flash_for(file, tier, bytes) else {
@@ -561,9 +583,7 @@ impl Files {
                 return Err(Errno::ETIMEDOUT.into());
             }
             self.buffer.queue().add_urgent(file.object);
-            self.buffer
-                .queue()
-                .wait_settled(std::time::Duration::from_millis(20));
+            self.buffer.queue().wait_settled(LOOK_AGAIN);
             if self.base.is_ending() {
                 return Err(Errno::EIO.into());
             }
@@ -581,15 +601,16 @@ mod tests {
     use std::os::unix::fs::MetadataExt;
     use std::sync::atomic::Ordering;
     use std::sync::{Arc, mpsc};
-    use std::time::Duration;
+    use std::time::{Duration, Instant};
 
     use forebay_tiers::testing::{Effect, Operation, When};
     use forebay_types::failpoint::{self, Point};
     use forebay_types::{Errno, Handle, Ino, OpenFlags, SetAttr};
     use forebay_wire::WriteHow;
 
+    use crate::buffer::opens::Target;
     use crate::rooms::Rooms;
-    use crate::testing::{FLASH, Lab, answer, create, drain, me, recorded};
+    use crate::testing::{FLASH, Lab, answer, create, drain, me, move_open, recorded};
 
     /// Longer than what does not wait takes.
     const LATE: Duration = Duration::from_millis(500);
@@ -646,6 +667,54 @@ mod tests {
         assert_eq!(object.read_at(&mut found, 0).expect("read"), 4096);
         assert!(found == [2; 4096], "what it was went over what it is");
         rooms.files.release(handle).expect("close");
+    }
+
+    #[test]
+    fn an_fsync_whose_file_moves_meanwhile_begins_again_where_it_is() {
+        for (has_name, fails) in [(true, true), (true, false), (false, true), (false, false)] {
+            let (lab, flashes) = Lab::with_two_flashes();
+            let rooms = lab.rooms();
+            let handle = match has_name {
+                true => create(rooms, b"f", &[1; 39]),
+                false => {
+                    let flags = OpenFlags(libc::O_RDWR as u32);
+                    let created = rooms.files.create_unnamed(Ino::ROOT, 0o600, flags, me());
+                    created.expect("create").1.handle
+                }
+            };
+            let (open, _) = rooms.buffer.opens().file(handle).expect("open");
+            let Target::Buffer { file, tier, .. } = open.target.read().clone() else {
+                panic!("not in the burst buffer");
+            };
+            let flash = &flashes[usize::from(tier != FLASH)];
+            let slow = flash.inject(Operation::Stat, When::Nth(1), Effect::Delay(4 * LATE));
+            std::thread::scope(|scope| {
+                let fsync = scope.spawn(|| answer(rooms.files.fsync(handle, false)));
+                while flash.fired(slow) == 0 {
+                    std::thread::sleep(Duration::from_millis(1));
+                }
+                move_open(rooms, &file);
+                let written = rooms.files.write(handle, 39, &[2; 27], WriteHow::WAITING);
+                assert_eq!(answer(written), Ok(Some(27)));
+                if fails {
+                    flash.inject(Operation::Sync, When::Every, Effect::Fail(Errno::EIO));
+                }
+                let patience = Instant::now() + 20 * LATE;
+                while !fsync.is_finished() {
+                    if Instant::now() > patience {
+                        drain(rooms);
+                    }
+                    std::thread::sleep(Duration::from_millis(1));
+                }
+                assert!(Instant::now() < patience, "it has waited for the PFS");
+                assert_eq!(fsync.join().expect("thread"), Ok(()));
+            });
+            let case = format!("has a name: {has_name}, fails: {fails}");
+            assert_eq!(recorded(&file).0, 66, "{case}");
+            assert!(!file.lock().residency.flush_failed, "{case}");
+            assert_eq!(rooms.base.errors().all(), [], "{case}");
+            rooms.files.release(handle).expect("close");
+        }
     }
 
     #[test]

@@ -8,7 +8,8 @@
 //!    from changing its content. The copy is flushed where its tier is stable storage. What the
 //!    file is itself is never copied over.
 //! 2. *Commit.* The record names the new tier. Where the file has changed since the copy began, or
-//!    somebody has it who must not, the move is refused, and the copy goes.
+//!    somebody has it who must not, or has heard of a flush that has failed, the move is refused,
+//!    and the copy goes.
 //! 3. *Settle.* Who has the file open goes on with the new object, before the old one goes.
 //! 4. *Charge.* The ledger follows the record.
 //! 5. *Remove.* The old object goes, then a second copy that is of no use any more.
@@ -149,6 +150,11 @@ impl Files {
                 return Err(error.into());
             }
         };
+        if let Err(failure) = self.integrity.refuse_failed_flush(file) {
+            // Somebody else has heard of it, and the flush for the copy has not.
+            self.buffer.leave_copy(file, to);
+            return Err(failure);
+        }
         let flushed_bytes = (self.buffer.tiers().kind(to) != TierKind::Dram).then_some(stat.size);
         let generation = wanted
             .generation

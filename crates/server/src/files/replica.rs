@@ -29,11 +29,14 @@ use crate::buffer::ledger::Refused;
 use crate::buffer::opens::{OpenFile, Target};
 use crate::buffer::unsent::Lacking;
 use crate::files::Files;
-use crate::files::fsync::has_no_room;
+use crate::files::fsync::{Flush, has_no_room};
 use crate::files::mover::refuse_primary;
 
 /// Who waits for a file that a thread uses waits so long: that thread may wait for the very node.
 pub(super) const PATIENCE: Duration = Duration::from_secs(2);
+
+/// An object and its tier.
+type InTier = (Arc<dyn Object>, TierId);
 
 /// What came of making a second copy.
 enum Second {
@@ -78,14 +81,35 @@ impl Files {
             && self.catalog.durability_of_file(file) == Durability::Replica
     }
 
-    /// What an fsync at the level `replica` does before the record says so. Answers with the
-    /// object, and with a copy that is of no use after that.
-    pub(super) fn flush_to_two(
+    /// What an fsync at the level `replica` does.
+    pub(super) fn flush_to_replica(
+        &self,
+        open: &OpenFile,
+        file: &Arc<File>,
+        flush: Flush,
+        data_only: bool,
+    ) -> Result<(), Failure> {
+        let ((object, tier), outdated) = self.flush_to_two(open, file, data_only)?;
+        let promised = self.promise(open, file, (&*object, tier), flush);
+        let errno = promised.as_ref().err().map(Failure::errno);
+        // The record of a move names it no more, either, unless it has become the file.
+        if outdated.is_some() && errno.is_none_or(|errno| errno == Errno::EBUSY) {
+            let _copying = file.copying();
+            let residency = file.lock().residency;
+            let known = [Some(residency.tier), residency.shadow.map(|(tier, _)| tier)];
+            self.drop_outdated_second(file, outdated.filter(|_| !known.contains(&outdated)));
+        }
+        promised
+    }
+
+    /// The same before the record says so. Answers with the object, and with a copy that is of no
+    /// use after that.
+    fn flush_to_two(
         &self,
         open: &OpenFile,
         file: &Arc<File>,
         data_only: bool,
-    ) -> Result<(Arc<dyn Object>, Option<TierId>), Failure> {
+    ) -> Result<(InTier, Option<TierId>), Failure> {
         let wanted = open.unsent.want();
         let _one = open.growing.lock();
         let _copying = file.copying();
@@ -100,7 +124,7 @@ impl Files {
         if self.buffer.tiers().kind(tier) == TierKind::Pfs {
             // It has outgrown the servers, and is on the PFS.
             self.demote_and_wait(file)?;
-            return Ok((object, None));
+            return Ok(((object, tier), None));
         }
         let lacking = open.unsent.take();
         // Of what a kernel has written by itself, before or after the last close, nobody knows.
@@ -113,7 +137,7 @@ impl Files {
         match second {
             Ok(Second::There { outdated }) => {
                 open.unsent.made();
-                Ok((object, outdated))
+                Ok(((object, tier), outdated))
             }
             Ok(Second::NoPlace) => {
                 open.unsent.put_back(lacking);
@@ -122,10 +146,10 @@ impl Files {
                     file.path().escape_ascii()
                 );
                 let flush = self.begin_flush(file, &*object)?;
-                self.flush_to_pfs(open, file, &*object, flush)?;
+                self.flush_to_pfs(open, file, (&*object, tier), flush)?;
                 // What the copy lacks is promised by the PFS now.
                 open.unsent.begin_anew();
-                Ok((object, None))
+                Ok(((object, tier), None))
             }
             Err(failure) => {
                 open.unsent.put_back(lacking);

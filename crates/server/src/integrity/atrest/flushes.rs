@@ -171,12 +171,14 @@ impl Integrity {
     }
 
     /// What a flush, or a wait for write-back, of an object in `tier` has told. Nobody hears it
-    /// again.
+    /// again. A file that has moved meanwhile has nothing to do with it: its content was flushed
+    /// where it was before it went.
     pub fn heard(&self, file: &Arc<File>, tier: TierId, told: io::Result<()>) -> io::Result<()> {
         if let Err(error) = &told
             && self.buffer.tiers().kind(tier) == TierKind::Ssd
             && error.raw_os_error() != Some(libc::EINTR)
             && !(is_out_of_reach(error) && self.buffer.tiers().holder_of(tier).is_some())
+            && file.tier() == tier
         {
             self.fail_flush(file, error);
         }
@@ -299,7 +301,7 @@ mod tests {
     use crate::buffer::tierset::DRAM;
     use crate::files::mover::Move;
     use crate::rooms::Rooms;
-    use crate::testing::{FLASH, Lab, answer, create, drain, me};
+    use crate::testing::{FLASH, FLASHES, Lab, answer, create, drain, me, move_open};
 
     const OLDER: [u8; 8192] = [1; 8192];
     const NEW: [u8; 8192] = [2; 8192];
@@ -372,6 +374,61 @@ mod tests {
         drain(rooms);
         assert!(file.lock().residency.clean);
         assert!(lab.on_pfs("f") == NEW);
+    }
+
+    #[test]
+    fn what_fails_where_a_file_was_is_no_damage_of_the_file() {
+        let (lab, flashes) = Lab::with_two_flashes();
+        let rooms = lab.rooms();
+        let handle = create(rooms, b"f", &NEW);
+        let file = rooms.buffer.files().pop().expect("file");
+        let open = rooms.buffer.opens().by_ino(file.ino).expect("open");
+        let target = open.target.read().clone();
+        let from = file.tier();
+        move_open(rooms, &file);
+        for flash in &flashes {
+            let fails = Effect::Fail(Errno::EIO);
+            flash.inject(Operation::Sync, When::Nth(1), fails);
+        }
+        let flush = |tier, object| rooms.integrity.flush(&file, tier, object, false);
+        flush(from, target.object()).expect_err("the flush");
+        assert!(!file.lock().residency.flush_failed);
+        assert_eq!(rooms.base.errors().all(), []);
+        // Where it is now, it is.
+        let target = open.target.read().clone();
+        flush(file.tier(), target.object()).expect_err("the flush");
+        assert!(file.lock().residency.flush_failed);
+        rooms.files.release(handle).expect("close");
+    }
+
+    #[test]
+    fn what_a_flush_has_lost_while_it_was_copied_is_not_moved() {
+        let (lab, flashes) = Lab::with_two_flashes();
+        let rooms = lab.rooms();
+        let handle = create(rooms, b"f", &NEW);
+        rooms.files.release(handle).expect("close");
+        let file = rooms.buffer.files().pop().expect("file");
+        let from = file.tier();
+        let [here, there] = FLASHES.map(|tier| usize::from(tier != from));
+        let source = flashes[here].open(file.object).expect("object");
+        let wanted = Move {
+            file: &file,
+            source: &*source,
+            to: FLASHES[there],
+            generation: None,
+            is_exclusive: true,
+        };
+        let meanwhile = || {
+            flashes[here].inject(Operation::Sync, When::Nth(1), Effect::Fail(Errno::EIO));
+            let flushed = rooms.integrity.flush(&file, from, &*source, false);
+            flushed.expect_err("the flush");
+            Some(())
+        };
+        let moved = rooms.files.move_object(&wanted, meanwhile, drop);
+        assert_eq!(answer(moved), Err(Errno::EIO));
+        assert_eq!(file.tier(), from);
+        assert!(flashes[there].open(file.object).is_err(), "the copy stays");
+        assert_eq!(rooms.lifecycle.audit_books(), Vec::<String>::new());
     }
 
     #[test]
