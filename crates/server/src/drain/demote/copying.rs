@@ -14,7 +14,7 @@ use forebay_tiers::{
 };
 use forebay_types::{Errno, Statfs, failpoint};
 
-use super::{Unfinished, on_pfs};
+use super::{Unfinished, has_moved, on_pfs};
 use crate::base::failure::Failure;
 use crate::base::settings::Verify;
 use crate::buffer::opens::Target;
@@ -248,8 +248,11 @@ fn still_open(
     }
 }
 
-/// Counts it and says so.
+/// Counts it and says so, unless the file is another object by now.
 fn damaged(drain: &Drain, demotion: &Demotion, problem: String) -> Unfinished {
+    if has_moved(demotion) {
+        return Unfinished::Superseded;
+    }
     let path = demotion.file.path();
     drain
         .integrity

@@ -347,9 +347,16 @@ fn sweep(drain: &Drain, object: ObjectId) {
     }
 }
 
+/// What was to be copied is not the file any more.
+fn has_moved(demotion: &Demotion) -> bool {
+    demotion.file.tier() != demotion.tier
+}
+
 fn give_up_keeping(drain: &Drain, demotion: &Demotion, failure: Unfinished) {
     let file = &demotion.file;
     let (errno, failed) = match &failure {
+        // It is tried again from there.
+        _ if has_moved(demotion) => (None, false),
         Unfinished::Superseded => (None, false),
         // Whoever waits asks again. `status` names the node.
         Unfinished::Failed(failure) if is_of_node_away(failure.errno()) => {
@@ -385,11 +392,11 @@ mod tests {
 
     use forebay_tiers::Tier;
     use forebay_tiers::testing::{Effect, Operation, When};
-    use forebay_types::{Errno, Ino, ObjectId, SetAttr, SetTime, TierId, TimeSpec};
+    use forebay_types::{Errno, Ino, ObjectId, OpenFlags, SetAttr, SetTime, TierId, TimeSpec};
 
     use crate::drain::picking::Line;
     use crate::rooms::Rooms;
-    use crate::testing::{FLASH, Lab, create, drain};
+    use crate::testing::{FLASH, Lab, create, drain, move_open};
 
     fn close_new(rooms: &Rooms, names: &[&str]) {
         for name in names {
@@ -476,6 +483,46 @@ mod tests {
         super::note_failure(drain, &demotion.file, Errno::EFBIG, "copy");
         assert_eq!(rooms.base.errors().all(), []);
         assert!(rooms.buffer.queue().waiting().is_empty());
+    }
+
+    #[test]
+    fn a_demotion_that_its_file_has_left_has_not_failed() {
+        let (lab, flashes) = Lab::with_two_flashes();
+        let rooms = lab.rooms();
+        let drain_room = &rooms.drain;
+        // Before its object is opened, and before that is flushed.
+        for (name, is_opened) in [("f", false), ("g", true)] {
+            close_new(rooms, &[name]);
+            let waiting = rooms.buffer.queue().waiting();
+            let file = rooms.buffer.file(waiting[0]).expect("file");
+            let flags = OpenFlags(libc::O_RDONLY as u32);
+            let (reader, _) = rooms.files.open(file.ino, flags, None).expect("open");
+            rooms.buffer.queue().add_urgent(file.object);
+            let object = drain_room.next_batch(Line::OWN)[0];
+            let demotion = super::begin(drain_room, object).expect("dirty");
+            let flash = &flashes[usize::from(demotion.tier != FLASH)];
+            if is_opened {
+                let opened = super::copying::open_source(drain_room, &demotion);
+                let source = opened.expect("there");
+                move_open(rooms, &file);
+                flash.inject(Operation::Sync, When::Every, Effect::Fail(Errno::EIO));
+                file.lock().restore_flushed(None);
+                let begun = vec![super::Begun { demotion, source }];
+                let flushed = super::flushing::flush_sources(drain_room, begun, &mut Vec::new());
+                assert!(flushed.is_empty(), "nothing was flushed");
+                flash.heal_all();
+            } else {
+                move_open(rooms, &file);
+                let opened = super::copying::open_source(drain_room, &demotion);
+                let failure = opened.map(drop).expect_err("it is not there");
+                super::give_up(drain_room, &demotion, failure);
+            }
+            assert_eq!(file.lock().error, None);
+            assert_eq!(rooms.base.errors().all(), []);
+            drain(rooms);
+            assert_eq!(lab.on_pfs(name), name.as_bytes());
+            rooms.files.release(reader.handle).expect("close");
+        }
     }
 
     #[test]

@@ -8,7 +8,7 @@ use forebay_namespace::{Confirmed, Demotion, Dir, NsError, Placed};
 use forebay_tiers::{CopyReport, PfsDir, TierKind};
 use forebay_types::{Errno, failpoint};
 
-use super::{Copying, Unfinished, give_up, note_failure};
+use super::{Copying, Unfinished, give_up, has_moved, note_failure};
 use crate::base::failure::Failure;
 use crate::buffer::queue::Finished;
 use crate::drain::Drain;
@@ -21,7 +21,8 @@ pub(super) fn publish(drain: &Drain, verified: Vec<Copying>) {
             Ok(Placed::Superseded) => give_up(drain, &one.demotion, Unfinished::Superseded),
             Ok(outcome) => {
                 let demotion = &one.demotion;
-                if drain.buffer.tiers().kind(demotion.tier) == TierKind::Ssd {
+                if drain.buffer.tiers().kind(demotion.tier) == TierKind::Ssd && !has_moved(demotion)
+                {
                     // The checksum about to go on record was made from these very bytes.
                     let object = demotion.file.object;
                     drain
