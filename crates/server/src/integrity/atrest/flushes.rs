@@ -32,6 +32,15 @@ pub(super) fn forget_failed_flushes(object: &dyn Object) {
     }
 }
 
+/// From here on an object reads as its device has it: what a flush has failed of is clean in
+/// memory, and stays there for a while.
+pub(crate) fn read_from_device(object: &dyn Object) -> io::Result<()> {
+    // The first may be told of what has failed before.
+    object.sync(false).or_else(|_| object.sync(false))?;
+    out_of_cache(object);
+    Ok(())
+}
+
 fn ask(held: Option<&Known>) -> io::Result<()> {
     held.map_or(Ok(()), |held| heard_so_far(&*held.object))
 }
@@ -428,6 +437,36 @@ mod tests {
         assert_eq!(answer(moved), Err(Errno::EIO));
         assert_eq!(file.tier(), from);
         assert!(flashes[there].open(file.object).is_err(), "the copy stays");
+        assert_eq!(rooms.lifecycle.audit_books(), Vec::<String>::new());
+    }
+
+    #[test]
+    fn a_clean_copy_that_a_flush_has_failed_of_is_good_only_where_its_device_has_it() {
+        let (lab, flash) = Lab::with_faulty_flash();
+        let rooms = lab.rooms();
+        let handle = create(rooms, b"f", &NEW);
+        rooms.files.release(handle).expect("close");
+        drain(rooms);
+        let file = rooms.buffer.files().pop().expect("file");
+        assert!(file.lock().residency.clean);
+        let fails = || flash.inject(Operation::Sync, When::Nth(1), Effect::Fail(Errno::EIO));
+        let heard = fails();
+        let object = flash.open(file.object).expect("object");
+        let flushed = rooms.integrity.flush(&file, FLASH, &*object, false);
+        flushed.expect_err("the flush");
+        assert!(rooms.integrity.at_rest().is_suspect(file.object));
+        // What was told then is told once more, and the device has all of it.
+        let met = fails();
+        assert_eq!(refusal(rooms, &file), None);
+        assert_eq!((flash.fired(heard), flash.fired(met)), (1, 1));
+        assert!(!file.lock().is_unlinked());
+        assert!(!rooms.integrity.at_rest().is_suspect(file.object));
+        // Memory has all of it, and the device does not take it.
+        rooms.integrity.at_rest().suspect(file.object);
+        flash.inject(Operation::Sync, When::Every, Effect::Fail(Errno::EIO));
+        assert_eq!(refusal(rooms, &file), None);
+        assert!(file.lock().is_unlinked(), "the PFS has it");
+        assert!(lab.on_pfs("f") == NEW);
         assert_eq!(rooms.lifecycle.audit_books(), Vec::<String>::new());
     }
 

@@ -14,7 +14,7 @@ use forebay_types::{Errno, Generation, TierId};
 use forebay_wire::OUT_OF_REACH;
 use forebay_wire::control::FsckReport;
 
-use super::flushes::forget_failed_flushes;
+use super::flushes::{FLUSH_FAILED, forget_failed_flushes, read_from_device};
 use super::{LOOKS_MAX, Looked, OpenedAtRest, Purpose, Recorded, is_exhaustion, is_missing};
 use crate::base::failure::Failure;
 use crate::buffer::blocks::Blocks;
@@ -179,10 +179,18 @@ impl Integrity {
                 .compared_at_open
                 .fetch_add(1, Ordering::Relaxed);
         }
+        // Perhaps for a flush that has failed when the PFS had all of it.
+        let is_suspect = self.at_rest.is_suspect(file.object);
+        if is_suspect && residency.clean {
+            match read_from_device(object) {
+                Err(error) if is_exhaustion(&error) => return Err(error.into()),
+                Err(_) => return Ok(Looked::Wrong(FLUSH_FAILED.into())),
+                Ok(()) => {}
+            }
+        }
         match checksum(object, *size, stop) {
             Ok(crc) if crc == expected => {
-                if self.at_rest.is_suspect(file.object) {
-                    // Perhaps for a flush that has failed when the PFS had all of it.
+                if is_suspect {
                     forget_failed_flushes(object);
                 }
                 self.at_rest.seal(file.object, residency.generation, &stat);

@@ -12,7 +12,7 @@ use super::recover::Hint;
 use super::{Check, Wrong};
 use crate::base::failure::Failure;
 use crate::integrity::Integrity;
-use crate::integrity::atrest::flushes::FLUSH_FAILED;
+use crate::integrity::atrest::flushes::{FLUSH_FAILED, read_from_device};
 use crate::integrity::atrest::is_out_of_reach;
 use crate::integrity::identity::{IdentityCheck, mismatch};
 
@@ -187,6 +187,19 @@ impl Check<'_> {
         if let (true, Some(expected)) = (self.checksums || anonymous.is_some(), facts.residency.crc)
         {
             self.report.verified_bytes += facts.size;
+            let is_suspect = self.integrity.at_rest.is_suspect(facts.file.object);
+            let read = match is_suspect && facts.residency.clean {
+                true => read_from_device(object),
+                false => Ok(()),
+            };
+            match read {
+                Err(error) if is_out_of_reach(&error) => return not_checked(facts, &error),
+                Err(_) => {
+                    let problem = FLUSH_FAILED.to_string();
+                    return self.wrong(facts, Damage::ObjectContent, problem, false);
+                }
+                Ok(()) => {}
+            }
             match checksum(object, facts.size, &|| self.integrity.base.is_ending()) {
                 Ok(crc) if crc == expected => {}
                 Ok(crc) => {
