@@ -577,8 +577,8 @@ impl OpenTable {
         let mut found = false;
         self.each(|open| {
             // One that is being brought in is no longer there by the time that it matters.
-            if let Some(Target::Pfs { node, .. }) = open.target.try_read_for(MOVE_LIMIT).as_deref()
-            {
+            let target = open.target.try_read_for(MOVE_LIMIT);
+            if let Some(Target::Pfs { node, .. }) = target.as_deref() {
                 found |= (node.id.ino, node.id.btime_ns) == (ino, btime_ns);
             }
         });
