@@ -571,8 +571,7 @@ impl OpenTable {
         self.files.load(Ordering::Relaxed)
     }
 
-    /// Whether somebody has this file of the PFS open where it is, by inode number and time of
-    /// birth.
+    /// Whether somebody has a file of the PFS open there, by inode number and time of birth.
     pub fn holds_on_pfs(&self, ino: u64, btime_ns: u64) -> bool {
         let mut found = false;
         self.each(|open| {
