@@ -33,7 +33,8 @@ const START_BYTES: u64 = 4 << 20;
 /// 1. Over the end of a session it is opened anew by its id. The data server begins a session only
 ///    when nothing of the one before is under way, so what is asked again does not meet itself.
 /// 2. An append whose answer was lost is looked for where the object had ended. Where that does not
-///    tell, or the node stays away, it fails with `EIO`: it may be there, and is not done twice.
+///    tell, or others write the object by themselves, or the node stays away, it fails with `EIO`:
+///    it may be there, and is not done twice.
 /// 3. Once its node has stopped every call fails with `EIO`, whatever the tier has by then: what
 ///    was not flushed is gone.
 pub struct RemoteObject {
@@ -48,8 +49,40 @@ pub struct RemoteObject {
     unstarted: Mutex<Range<u64>>,
     /// Held by who appends.
     appending: Mutex<()>,
-    /// Where the object ends, as the last append has told; `None` once it may be elsewhere.
-    end: Mutex<Option<u64>>,
+    end: Mutex<End>,
+}
+
+/// Where an object ends.
+#[derive(Default)]
+struct End {
+    /// As the last append has told; `None` once it may be elsewhere.
+    at: Option<u64>,
+    /// Counts what may have moved it, beside appends.
+    moves: u64,
+}
+
+/// The end of an object may move while this lives.
+struct EndMoves<'a>(&'a Mutex<End>);
+
+impl EndMoves<'_> {
+    fn of(end: &Mutex<End>) -> EndMoves<'_> {
+        let moves = EndMoves(end);
+        moves.count();
+        moves
+    }
+
+    fn count(&self) {
+        let mut end = self.0.lock();
+        end.at = None;
+        end.moves += 1;
+    }
+}
+
+impl Drop for EndMoves<'_> {
+    fn drop(&mut self) {
+        // An append may have told of an end of before.
+        self.count();
+    }
 }
 
 impl RemoteObject {
@@ -184,7 +217,10 @@ impl RemoteObject {
             };
             let mut found = vec![0; grown as usize];
             let count = self.read_at(&mut found, before)?;
-            Ok::<_, io::Error>((data[..found.len()] == found[..count]).then_some(count))
+            // What is the same may be theirs. Who has it to write it is the only one.
+            let is_ours = data[..found.len()] == found[..count]
+                && (count == 0 || self.how == ObjectUse::Write || !self.has_writers()?);
+            Ok::<_, io::Error>(is_ours.then_some(count))
         };
         let object = self.key.object;
         match look() {
@@ -378,7 +414,7 @@ impl Object for RemoteObject {
     }
 
     fn write_at(&self, data: &[u8], offset: u64) -> io::Result<usize> {
-        *self.end.lock() = None;
+        let _moves = EndMoves::of(&self.end);
         let mut done = 0;
         for part in data.chunks(limits::IO_BYTES_MAX) {
             let request = ObjectRequest::Write {
@@ -406,14 +442,17 @@ impl Object for RemoteObject {
         let mut tries = 0;
         loop {
             tries += 1;
-            let end_before = *self.end.lock();
+            let (end_before, moves) = {
+                let mut end = self.end.lock();
+                (end.at.take(), end.moves)
+            };
             let before = end_before.map_or_else(|| Ok(self.stat()?.size), Ok::<_, io::Error>)?;
-            *self.end.lock() = None;
             match self.answer_to(&ObjectRequest::Append, part, &mut []) {
                 Ok(Response::Object(ObjectReply::Appended { bytes, end }))
                     if bytes as usize <= part.len() =>
                 {
-                    *self.end.lock() = Some(end);
+                    let mut known = self.end.lock();
+                    known.at = (known.moves == moves).then_some(end);
                     return Ok((bytes as usize, end));
                 }
                 Ok(_) => return Err(odd()),
@@ -428,12 +467,12 @@ impl Object for RemoteObject {
     }
 
     fn set_len(&self, size: u64) -> io::Result<()> {
-        *self.end.lock() = None;
+        let _moves = EndMoves::of(&self.end);
         self.order(&ObjectRequest::SetLen { size })
     }
 
     fn allocate(&self, mode: Allocate, offset: u64, len: u64) -> io::Result<()> {
-        *self.end.lock() = None;
+        let _moves = EndMoves::of(&self.end);
         self.order(&ObjectRequest::Allocate {
             change: convert::change(mode),
             offset,

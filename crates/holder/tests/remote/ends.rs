@@ -190,6 +190,108 @@ fn an_append_of_which_nobody_can_tell_is_not_done_twice() {
 }
 
 #[test]
+fn what_others_may_have_appended_is_not_taken_for_ours() {
+    let is_append = |call: &ObjectCall| matches!(call, ObjectCall::On(_, ObjectRequest::Append));
+    let dir = tempfile::tempdir().expect("a directory");
+    let (connection, tier) = Ending::new(dir.path(), is_append, Errno::ENOTCONN);
+    drop(create(&tier, 1));
+    let object = tier.open_shared(ObjectId(1)).expect("open");
+    assert_eq!(object.append(b"one").expect("append"), (3, 3));
+    // It may be the same record of somebody who writes it now.
+    let here = flash(dir.path()).open(ObjectId(1)).expect("open");
+    connection.end_in(1);
+    assert_eq!(errno(object.append(b"two")), Some(Errno::EIO));
+    drop(here);
+    connection.end_in(1);
+    assert_eq!(object.append(b"two").expect("asked again"), (3, 9));
+    assert_eq!(read(&*object), b"onetwotwo");
+}
+
+/// A connection on which something is done right after an append, before its answer, or right
+/// before a write.
+struct Between {
+    inner: Arc<Breaking>,
+    after_append: Mutex<Option<Box<dyn FnOnce() + Send>>>,
+    before_write: Mutex<Option<Box<dyn FnOnce() + Send>>>,
+}
+
+impl Between {
+    fn new(dir: &Path) -> (Arc<Between>, RemoteTier) {
+        let connection = Arc::new(Between {
+            inner: Breaking::new(server(dir, "boot 1")),
+            after_append: Mutex::default(),
+            before_write: Mutex::default(),
+        });
+        let tiers = RemoteTiers::new(connection.clone(), Claim::new(INSTANCE, 1));
+        let tier = tiers.find("server-2").expect("tiers").remove(0);
+        (connection, tier)
+    }
+
+    fn do_if(is_due: bool, act: &Mutex<Option<Box<dyn FnOnce() + Send>>>) {
+        let act = act.lock().take_if(|_| is_due);
+        if let Some(act) = act {
+            act();
+        }
+    }
+}
+
+impl Connection for Between {
+    fn call(&self, request: Request, payload: &[u8], into: &mut [u8]) -> Result<Reply, Errno> {
+        let (is_append, is_write) = match &request {
+            Request::Object(ObjectCall::On(_, ObjectRequest::Append)) => (true, false),
+            Request::Object(ObjectCall::On(_, ObjectRequest::Write { .. })) => (false, true),
+            _ => (false, false),
+        };
+        Between::do_if(is_write, &self.before_write);
+        let reply = self.inner.call(request, payload, into);
+        Between::do_if(is_append, &self.after_append);
+        reply
+    }
+
+    fn generation(&self) -> u64 {
+        self.inner.generation()
+    }
+
+    fn hands_over_descriptors(&self) -> bool {
+        false
+    }
+}
+
+#[test]
+fn an_append_beside_another_change_tells_no_end() {
+    type Change = fn(&dyn Object);
+    let changes: [(Change, u64); 3] = [
+        (|object| drop(object.write_at(b"more", 3)), 7),
+        (|object| object.set_len(2).expect("cut"), 2),
+        (
+            |object| object.allocate(Allocate::Extend, 0, 9).expect("grow"),
+            9,
+        ),
+    ];
+    for (change, end) in changes {
+        let dir = tempfile::tempdir().expect("a directory");
+        let (connection, tier) = Between::new(dir.path());
+        let object = create(&tier, 1);
+        let changed = object.clone();
+        *connection.after_append.lock() = Some(Box::new(move || change(&*changed)));
+        assert_eq!(object.append(b"one").expect("append"), (3, 3));
+        connection.inner.loses_answer.store(true, Ordering::Release);
+        let appended = object.append(b"two").expect("looked for where it ends");
+        assert_eq!(appended, (3, end + 3));
+    }
+    // The change has begun before the append.
+    let dir = tempfile::tempdir().expect("a directory");
+    let (connection, tier) = Between::new(dir.path());
+    let object = create(&tier, 1);
+    let other = object.clone();
+    let append = move || assert_eq!(other.append(b"one").expect("append"), (3, 3));
+    *connection.before_write.lock() = Some(Box::new(append));
+    assert_eq!(object.write_at(b"more", 3).expect("write"), 4);
+    connection.inner.loses_answer.store(true, Ordering::Release);
+    assert_eq!(object.append(b"two").expect("looked for"), (3, 10));
+}
+
+#[test]
 fn a_copy_that_has_ended_with_its_session_is_made_anew() {
     let ([flash_dir, pfs_dir], breaking, _) = served_with_pfs();
     let is_go = |call: &ObjectCall| matches!(call, ObjectCall::CopyGo { .. });
