@@ -200,6 +200,11 @@ impl Replicator<'_> {
 
     fn copy(&self, file: &Arc<File>, bytes: u64, to: HolderId) -> Result<Made, Failure> {
         let lifecycle = self.lifecycle;
+        // A reader there would make it the file.
+        let rule = lifecycle.catalog.holder_rule_of_file(file);
+        if !rule.allows(to, lifecycle.files.rack(to.0)) {
+            return Ok(Made::Not);
+        }
         if self.link_use() == LinkUse::Urgent {
             return Ok(Made::GaveWay);
         }

@@ -111,3 +111,26 @@ fn a_file_of_the_pfs_is_changed_on_an_allowed_server_or_where_it_is() {
     assert_eq!(found, b"by use PFS");
     running.instance.stop();
 }
+
+#[test]
+fn a_restart_copy_lies_on_no_server_that_the_rule_of_its_file_leaves_out() {
+    let scratch = Scratch::new();
+    let mut servers = Servers::new(scratch.path(), &[2, 3]);
+    servers.settings.durability = Some(Durability::Ssd);
+    servers.settings.restart_copies = 1;
+    servers.settings.rules = vec![rule("/pinned*", named(&[3], &[]))];
+    let running = servers.start();
+    // Of two that are alike, the first is copied first.
+    for application in ["pinned", "free"] {
+        let name = |version| format!("{application}_000{version}.dat");
+        running.put(name(1).as_bytes(), &content(5, 300_000));
+        running.put(name(2).as_bytes(), b"next");
+    }
+    running.drain();
+    wait_for("no restart copy", || {
+        running.residency(b"free_0001.dat")[0].tiers.len() == 3
+    });
+    // On flash, and on the PFS.
+    assert_eq!(running.residency(b"pinned_0001.dat")[0].tiers.len(), 2);
+    running.instance.stop();
+}
