@@ -44,12 +44,16 @@ pub struct Standing {
 /// Otherwise a power cut might leave neither what was fsynced nor what replaced it, but what the
 /// PFS had before both. Or it might leave the older version under a name that this version never
 /// had, because it goes where the file goes.
+///
+/// `parts`: what the PFS has under the new name goes at once, for that file or this one has several
+/// links. A power cut might then leave nothing under the name.
 pub fn is_flushed_before_rename(
     level: Durability,
     file: Standing,
     replaced: Option<Standing>,
+    parts: bool,
 ) -> bool {
-    let replaces = replaced.is_some_and(|replaced| replaced.is_on_flash);
+    let replaces = parts || replaced.is_some_and(|replaced| replaced.is_on_flash);
     level != Durability::Memory && file.is_volatile && (file.has_older || replaces)
 }
 
@@ -168,13 +172,33 @@ mod tests {
             ..Standing::default()
         };
         for level in [Durability::Ssd, Durability::Replica, Durability::Pfs] {
-            assert!(is_flushed_before_rename(level, VOLATILE, Some(on_flash)));
-            assert!(!is_flushed_before_rename(level, on_flash, Some(on_flash)));
-            assert!(!is_flushed_before_rename(level, VOLATILE, Some(VOLATILE)));
-            assert!(!is_flushed_before_rename(level, VOLATILE, None));
+            assert!(is_flushed_before_rename(
+                level,
+                VOLATILE,
+                Some(on_flash),
+                false
+            ));
+            assert!(!is_flushed_before_rename(
+                level,
+                on_flash,
+                Some(on_flash),
+                false
+            ));
+            assert!(!is_flushed_before_rename(
+                level,
+                VOLATILE,
+                Some(VOLATILE),
+                false
+            ));
+            assert!(!is_flushed_before_rename(level, VOLATILE, None, false));
         }
         let level = Durability::Memory;
-        assert!(!is_flushed_before_rename(level, VOLATILE, Some(on_flash)));
+        assert!(!is_flushed_before_rename(
+            level,
+            VOLATILE,
+            Some(on_flash),
+            false
+        ));
     }
 
     #[test]
@@ -184,10 +208,10 @@ mod tests {
             ..VOLATILE
         };
         for level in [Durability::Ssd, Durability::Replica, Durability::Pfs] {
-            assert!(is_flushed_before_rename(level, with_older, None));
+            assert!(is_flushed_before_rename(level, with_older, None, false));
         }
         let level = Durability::Memory;
-        assert!(!is_flushed_before_rename(level, with_older, None));
+        assert!(!is_flushed_before_rename(level, with_older, None, false));
     }
 
     #[test]

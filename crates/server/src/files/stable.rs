@@ -29,7 +29,8 @@ impl Files {
         let replaced = self.child(to).filter(|r| r.object != file.object);
         let level = self.level(from).max(self.level(to));
         let replaced = replaced.map(|replaced| self.standing(&replaced));
-        match is_flushed_before_rename(level, standing, replaced) {
+        let parts = level != Durability::Memory && self.parts_links(&file, to);
+        match is_flushed_before_rename(level, standing, replaced, parts) {
             true => self.flush_for_names(&file, level),
             false => Ok(()),
         }
@@ -45,7 +46,7 @@ impl Files {
             return Ok(());
         }
         let level = self.catalog.durability_of_file(&file).max(self.level(to));
-        match is_flushed_before_rename(level, standing, None) {
+        match is_flushed_before_rename(level, standing, None, false) {
             true => self.flush_for_names(&file, level),
             false => Ok(()),
         }
@@ -98,6 +99,17 @@ impl Files {
         }
     }
 
+    /// Whether what a rename replaces goes from the PFS at once: it has several links, or the file
+    /// has.
+    fn parts_links(&self, file: &File, to: &Link) -> bool {
+        let Ok(Node::Dir(dir)) = self.ns.node(to.parent) else {
+            return false;
+        };
+        let several = file.lock().names.len() > 1;
+        let found = self.ns.lookup_in(&dir, &to.name, false);
+        found.is_ok_and(|found| several || found.attr.nlink > 1)
+    }
+
     fn level(&self, link: &Link) -> Durability {
         match self.ns.node(link.parent) {
             Ok(Node::Dir(dir)) => self.catalog.durability_of(&dir.path_of(&link.name)),
@@ -147,7 +159,33 @@ impl Files {
 
 #[cfg(test)]
 mod tests {
+    use forebay_types::Ino;
+    use forebay_wire::Link;
+
     use crate::testing::{Lab, create};
+
+    /// Else a loss of power would leave nothing under the name.
+    #[test]
+    fn what_replaces_one_of_several_links_is_flushed_before() {
+        let (lab, _) = Lab::with_memory();
+        let rooms = lab.rooms();
+        std::fs::write(lab.pfs("one"), b"older").expect("write");
+        let link = |name: &[u8]| Link {
+            parent: Ino::ROOT,
+            name: name.to_vec(),
+        };
+        for (links, name) in [(1, b"new1"), (2, b"new2")] {
+            if links == 2 {
+                std::fs::hard_link(lab.pfs("one"), lab.pfs("two")).expect("link");
+            }
+            let handle = create(rooms, name, b"newer");
+            rooms.files.release(handle).expect("close");
+            let stabilised = rooms.files.stabilise_for_rename(&link(name), &link(b"one"));
+            stabilised.expect("flushed");
+            let file = rooms.files.child(&link(name)).expect("file");
+            assert_eq!(rooms.files.standing(&file).is_volatile, links == 1);
+        }
+    }
 
     #[test]
     fn what_is_being_closed_is_not_taken_for_flushed_while_the_pfs_is_given_up() {
