@@ -157,8 +157,10 @@ fn promise_8_a_node_is_emptied_while_jobs_run() {
     // A version that nobody has published yet, and nobody does here.
     fs::create_dir_all(fleet.mnt(1, "run/ckpt-1")).expect("mkdir");
     write_file(&fleet.mnt(1, "run/ckpt-1/rank0"), pattern(30, MIB));
-    let mut open = fs::File::create(fleet.mnt(1, "open")).expect("create");
-    open.write_all(b"begun").expect("write");
+    // What is there before, the kernel of the node has by itself.
+    fs::write(fleet.mnt(1, "open"), b"begun").expect("write");
+    let mut open = fs::File::options();
+    let mut open = open.append(true).open(fleet.mnt(1, "open")).expect("open");
     let mut far = open_far(&fleet);
 
     let late = order(&fleet, &["drain-node", "2", "--timeout", "3s"]).expect_code(4);
@@ -241,7 +243,10 @@ fn promise_1_a_full_node_hands_a_growing_file_over() {
     for n in 0..4 {
         grows.write_all(&pattern(n, PART).bytes()).expect("write");
     }
-    assert!(is_on(&fleet, "grows", 2));
+    let place = fleet.mnt(2, "grows");
+    let said = fleet.run(2, &["where".as_ref(), place.as_os_str()]);
+    let is_drained = said.stdout.contains("pfs");
+    assert!(!is_on(&fleet, "grows", 1) && !is_drained, "{said:?}");
     let config = fleet.base().join("cluster.toml");
     let args = ["status".as_ref(), "--json".as_ref(), "--config".as_ref()];
     let status = fleet.run(2, &[&args[..], &[config.as_os_str()]].concat());
