@@ -79,7 +79,8 @@ pub struct StopArgs {
 #[derive(Args)]
 #[command(after_long_help = concat!(
     "What is not drained there is drained before all else, and what is drained is dropped from the node.\n",
-    "Files that are open there leave after their close; they are named. The command ends when the node\n",
+    "Files that are open there move, too, but for those that the kernel of the node's own mount has by\n",
+    "itself: they leave after their close. All that are open are named. The command ends when the node\n",
     "holds nothing, and may be ended before: the node goes on being emptied, also over a restart of the\n",
     "metadata server. It gets no files until `forebay cluster use-node`.\n\n",
     "Example:\n",
