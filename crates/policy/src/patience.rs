@@ -46,3 +46,7 @@ pub const STANDBY_LEASE: Duration = Duration::from_secs(8);
 /// There a start waits for so long for a data server that does not answer: mounts wait for it. One
 /// that comes later is taken in then.
 pub const STANDBY_DATA_SERVERS: Duration = Duration::from_secs(3);
+
+/// A file that could not move to another node is not asked to for so long: each try may copy all of
+/// it.
+pub const STAYS_FOR: Duration = Duration::from_secs(10);

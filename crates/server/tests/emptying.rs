@@ -25,6 +25,14 @@ use common::{PATIENCE, Running, Scratch, settings_with_holders};
 /// Failpoints are the process's: one test at a time.
 static ONE: Mutex<()> = Mutex::new(());
 const FILES: u8 = 6;
+/// The steps of a move.
+const MOVE: [Point; 5] = [
+    Point::MoveObject,
+    Point::MoveCopied,
+    Point::MoveFlushed,
+    Point::MoveRecord,
+    Point::MoveRemoved,
+];
 
 fn alone() -> MutexGuard<'static, ()> {
     ONE.lock().unwrap_or_else(PoisonError::into_inner)
@@ -354,14 +362,7 @@ fn a_node_that_goes_in_the_middle_of_moves_has_lost_nothing_when_it_is_back() {
 #[test]
 fn a_server_that_dies_in_the_middle_of_a_move_goes_on_with_the_next_start() {
     let _one = alone();
-    let points = [
-        Point::MoveObject,
-        Point::MoveCopied,
-        Point::MoveFlushed,
-        Point::MoveRecord,
-        Point::MoveRemoved,
-    ];
-    for point in points {
+    for point in MOVE {
         // Whether the node that has what is left of the move is there at the start that follows.
         let other = match point {
             Point::MoveRecord | Point::MoveRemoved => 0,

@@ -1,18 +1,16 @@
 //! Nodes that are being emptied, by order: no new file goes there, and what is there leaves.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use forebay_namespace::{Namespace, NsError, in_record};
+use forebay_policy::patience::STAYS_FOR;
 use forebay_types::ObjectId;
 use parking_lot::{Mutex, RwLock};
 
 /// The record of the order. It outlives a start; who has none has no such node.
 const NAME: &str = "emptied-nodes";
 const WHAT: &str = "nodes that are emptied";
-
-/// A file that could not move is drained for so long before a move is tried again.
-const STAYS_FOR: Duration = Duration::from_secs(10);
 
 /// Files that somebody has open, and which therefore stay.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

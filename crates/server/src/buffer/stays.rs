@@ -1,13 +1,11 @@
 //! Open files that could not go on elsewhere.
 
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
+use forebay_policy::patience::STAYS_FOR;
 use parking_lot::Mutex;
 
-/// One that could not is not asked to for so long: each try may copy all of it.
-const STAYS_FOR: Duration = Duration::from_secs(10);
-
-/// Whether that is so.
+/// Whether one is not asked to now.
 #[derive(Default)]
 pub struct Stays(Mutex<Option<Instant>>);
 

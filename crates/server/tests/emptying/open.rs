@@ -90,14 +90,7 @@ fn an_open_file_moves_while_it_is_written_read_cut_and_flushed() {
 #[test]
 fn a_server_that_dies_while_an_open_file_moves_keeps_what_an_fsync_has_promised() {
     let _one = alone();
-    let points = [
-        Point::MoveObject,
-        Point::MoveCopied,
-        Point::MoveFlushed,
-        Point::MoveRecord,
-        Point::MoveRemoved,
-    ];
-    for point in points {
+    for point in MOVE {
         for which in [1, 2] {
             let scratch = Scratch::in_memory();
             let servers = servers(scratch.path());
