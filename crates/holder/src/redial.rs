@@ -96,8 +96,10 @@ impl Shared {
 
     /// Has a thread begin the next session, if none does.
     fn begin(self: &Arc<Shared>, state: &mut State) -> Result<(), Errno> {
-        let since = Instant::now();
-        state.away.get_or_insert(Away { since, errno: None });
+        state.away.get_or_insert_with(|| Away {
+            since: Instant::now(),
+            errno: None,
+        });
         if state.closed || state.dialing {
             return Ok(());
         }
@@ -126,6 +128,12 @@ impl Shared {
                 return;
             }
             tracing::warn!("{}: the session is over, the next one begins", self.name);
+            if let Some(session) = &gone {
+                let now = Instant::now();
+                // Nobody waits twice for the same silence.
+                let since = now.checked_sub(session.gone_for()).unwrap_or(now);
+                state.away = Some(Away { since, errno: None });
+            }
             // An error is logged, and whoever asks next tries again.
             let _ = self.begin(&mut state);
             gone

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use forebay_holder::Redialing;
-use forebay_policy::patience::COPIES;
+use forebay_policy::patience::{COPIES, DATA_SERVER_GONE};
 use forebay_server::{HolderSetting, HolderWay, NodeSetting};
 use forebay_wire::Key;
 use forebay_wire::net::{NetConfig, NetConnection};
@@ -39,6 +39,7 @@ impl Cluster {
         let config = NetConfig {
             addresses: server.addresses.clone(),
             links: LINKS,
+            gone_after: Some(DATA_SERVER_GONE),
             encrypt: self.encrypt,
             ..NetConfig::new(&self.name, key.clone())
         };

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use forebay_types::Errno;
 use forebay_wire::NOT_SENT;
-use forebay_wire::net::{Lost, NetConnection};
+use forebay_wire::net::{Lost, NetConnection, NetServer};
 use forebay_wire::{Request, Response};
 
 use super::fake::*;
@@ -17,14 +17,14 @@ const LEASE: Duration = Duration::from_millis(2000);
 const LONG_LEASE: Duration = Duration::from_secs(8);
 
 /// A client whose way to the server can be held.
-fn held(
+fn held(lease: Duration) -> (Arc<World>, NetServer, Proxy, NetConnection) {
+    reached(lease, None)
+}
+
+fn reached(
     lease: Duration,
-) -> (
-    Arc<World>,
-    forebay_wire::net::NetServer,
-    Proxy,
-    NetConnection,
-) {
+    gone_after: Option<Duration>,
+) -> (Arc<World>, NetServer, Proxy, NetConnection) {
     let world = Arc::new(World::default());
     let mut settings = config();
     settings.lease = lease;
@@ -33,6 +33,7 @@ fn held(
     let mut settings = client_of(&server);
     settings.addresses = vec![proxy.address];
     settings.links = 2;
+    settings.gone_after = gone_after;
     let client = connect(settings);
     until("all links", || client.status().iter().all(|l| l.connected));
     (world, server, proxy, client)
@@ -132,6 +133,46 @@ fn a_request_that_runs_keeps_a_broken_link_waiting_and_the_session_alive() {
         }
     });
     assert_eq!((world.times(10), world.times(11)), (1, 1));
+}
+
+#[test]
+fn what_is_under_way_ends_where_a_server_is_given_up() {
+    let (world, _server, proxy, client) = reached(LONG_LEASE * 8, Some(LEASE));
+    std::thread::scope(|scope| {
+        let caller = scope.spawn(|| plain(&client, counted_behind(1)));
+        until("it runs", || world.running.load(Ordering::SeqCst) == 1);
+        proxy.refuse(true);
+        proxy.cut();
+        assert_eq!(caller.join().expect("caller"), Err(Errno::ENOTCONN));
+    });
+    assert_eq!(client.lost(), Some(Lost::Gone));
+    assert_eq!(plain(&client, Request::Statfs), Err(NOT_SENT));
+    world.open(1);
+}
+
+#[test]
+fn a_server_that_runs_a_request_is_not_given_up_for_its_links() {
+    let (world, _server, proxy, client) = reached(LONG_LEASE * 8, Some(LEASE));
+    std::thread::scope(|scope| {
+        let callers = [0, 1].map(|link| {
+            let client = &client;
+            scope.spawn(move || {
+                let request = counted_behind(10 + link as u64);
+                let reply = forebay_wire::Connection::call_on(client, link, request, &[], &mut []);
+                reply.map(|reply| reply.response)
+            })
+        });
+        until("both run", || world.running.load(Ordering::SeqCst) == 2);
+        proxy.cut();
+        std::thread::sleep(LEASE * 2);
+        assert_eq!(client.lost(), None);
+        assert!(client.status().iter().all(|link| !link.connected));
+        world.open(10);
+        world.open(11);
+        for caller in callers {
+            assert_eq!(caller.join().expect("caller"), Ok(Response::Done));
+        }
+    });
 }
 
 #[test]

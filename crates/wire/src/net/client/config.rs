@@ -38,6 +38,11 @@ pub struct NetConfig {
     /// Requests fail with `EIO` when the server cannot be reached for so long; without it they wait
     /// as long as the lease lasts.
     pub soft: Option<Duration>,
+    /// The session is over once no link has been up for so long, and nothing was heard of the
+    /// server: requests under way are not waited for any more. Without it they wait as long as the
+    /// lease lasts. The server may keep the session: only for servers that end it when the next one
+    /// begins.
+    pub gone_after: Option<Duration>,
     /// What the server is told of this client. `address` and `local` are the server's to fill in.
     pub facts: ClientFacts,
 }
@@ -60,6 +65,7 @@ impl NetConfig {
             recalls: false,
             encrypt: false,
             soft: None,
+            gone_after: None,
             facts: ClientFacts {
                 host,
                 pid: std::process::id(),

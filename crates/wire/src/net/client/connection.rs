@@ -40,6 +40,9 @@ pub enum Lost {
     Expired,
     /// The Unix socket broke: the server's process is dead, or has thrown this client out.
     Died,
+    /// No link was up for [`NetConfig::gone_after`], and nothing was heard. The server may keep the session until its
+    /// lease ends.
+    Gone,
 }
 
 impl std::fmt::Display for Lost {
@@ -49,6 +52,7 @@ impl std::fmt::Display for Lost {
             Lost::Forgotten => "the server has fenced this mount, which was silent for too long",
             Lost::Expired => "nothing was heard of the server for the length of the lease",
             Lost::Died => "the server on this node has ended",
+            Lost::Gone => "the server cannot be reached, and is waited for no longer",
         })
     }
 }
@@ -109,7 +113,10 @@ impl Watch for Shared {
     }
 
     fn ping_every(&self) -> Duration {
-        self.lease / 8
+        let by_lease = self.lease / 8;
+        // A server that answers is not given up between two of them.
+        let gone_after = self.config.gone_after;
+        gone_after.map_or(by_lease, |limit| by_lease.min(limit / 4))
     }
 
     fn confirmed(&self, sent_ms: u64) {
@@ -236,6 +243,11 @@ impl NetConnection {
         (self.shared.attached.session, self.shared.attached.epoch)
     }
 
+    /// For how long no link has been up, and nothing was heard of the server; zero while a link is.
+    pub fn gone_for(&self) -> Duration {
+        self.shared.gone_for()
+    }
+
     /// How each link is.
     pub fn status(&self) -> Vec<LinkState> {
         self.shared.links.iter().map(Link::status).collect()
@@ -307,8 +319,7 @@ impl Connection for NetConnection {
 
     fn is_answering(&self) -> bool {
         // Links break, or say nothing, long before the lease ends.
-        let mut links = self.shared.links.iter();
-        links.any(|link| link.down_for().is_zero())
+        self.shared.down_for().is_zero()
             && !self.shared.is_over()
             && self.shared.lease_left() > self.shared.lease / 2
     }
@@ -395,12 +406,26 @@ impl Shared {
         (self.lease - self.lease / 8).saturating_sub(passed)
     }
 
+    /// For how long no link has been up.
+    fn down_for(&self) -> Duration {
+        let links = self.links.iter().map(Link::down_for);
+        links.min().unwrap_or_default()
+    }
+
+    /// Since the newest of what the server has answered was sent.
+    fn unheard_for(&self) -> Duration {
+        self.lease - self.lease / 8 - self.lease_left()
+    }
+
+    /// See [`NetConnection::gone_for`]. A server that runs a request lets no link in its place in,
+    /// and says so.
+    fn gone_for(&self) -> Duration {
+        self.down_for().min(self.unheard_for())
+    }
+
     /// No link is up, or nothing is heard although a sign of life is due.
     fn is_silent(&self) -> bool {
-        let mut links = self.links.iter();
-        let is_down = links.all(|link| !link.down_for().is_zero());
-        let heard = self.lease - self.lease / 8 - self.lease_left();
-        is_down || heard > self.lease / 4 + self.lease / 16
+        !self.down_for().is_zero() || self.unheard_for() > self.lease / 4 + self.lease / 16
     }
 
     /// No call waits any more, and none comes.
@@ -542,6 +567,10 @@ fn watch_lease(shared: &Shared) {
     loop {
         if shared.lease_left() == Duration::ZERO {
             return shared.lose(Lost::Expired);
+        }
+        let gone_after = shared.config.gone_after;
+        if gone_after.is_some_and(|limit| shared.gone_for() >= limit) {
+            return shared.lose(Lost::Gone);
         }
         let mut status = shared.status.lock();
         if status.closed || status.lost.is_some() {
