@@ -1,13 +1,13 @@
 //! `forebay fsck`: compares records, objects and PFS, and repairs.
 
-use std::net::{SocketAddr, TcpStream};
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
 use clap::Args;
 use forebay_server::FsckOrders;
 use forebay_types::format_size;
-use forebay_wire::control::{Finding, FsckReport};
+use forebay_wire::Key;
+use forebay_wire::control::{CLEAN_COPY_GONE, CONTENT_LOST, Finding, FsckReport};
+use forebay_wire::net::{ConnectError, NetConfig, NetConnection};
 use serde_json::{Map, Value, json};
 
 use crate::cluster::config::Cluster;
@@ -16,13 +16,10 @@ use crate::exit::{Exit, Explain, Failure};
 use crate::instance::named_state;
 use crate::paths::need_working_directory;
 use crate::show::json::{self, insert_path};
-use crate::show::text::show_path;
+use crate::show::text::{files, show_path};
 use crate::starter::Starter;
 use crate::state::{self, Holder, Lock, LockError};
 use crate::{out, up, usage};
-
-/// A data server that runs answers sooner.
-const ANSWERS_WITHIN: Duration = Duration::from_secs(2);
 
 /// Checks a burst buffer's state and repairs it; never destroys the only copy of anything
 #[derive(Args)]
@@ -31,11 +28,13 @@ const ANSWERS_WITHIN: Duration = Duration::from_secs(2);
     after_long_help = concat!(
         "Works on a running burst buffer as well as on one that is down.\n\n",
         "JSON: {\"records\", \"objects\", \"verified_bytes\", \"dry_run\", \"findings\": [{\"subject\",\n",
-        "\"kind\", \"problem\", \"action\", \"repaired\"}]}.\n\n",
+        "\"kind\", \"problem\", \"action\", \"repaired\"}], \"not_looked_at\": [tiers]}.\n\n",
+        "Tiers of data servers are looked at while the metadata server runs, and by\n",
+        "`forebay fsck --state` on their own node while it does not.\n\n",
         "Examples:\n  forebay fsck --state /var/lib/forebay\n",
         "  forebay fsck --state /var/lib/forebay --dry-run --checksums --json\n\n",
         "Exit codes: 0 nothing wrong, or all repaired; 1 fatal; 3 something remains to be repaired\n",
-        "(with --dry-run: anything was found); 5 content that does not match its checksum."
+        "(with --dry-run: anything was found), or, without --lost-tier, a tier was not looked at; 5 content that does not match its checksum."
     )
 )]
 pub struct FsckArgs {
@@ -67,7 +66,7 @@ pub fn run(args: &FsckArgs) -> Result<Exit, Failure> {
     need_working_directory("fsck")?;
     let state = named_state(args.state.as_deref())?
         .ok_or_else(|| Failure::fatal("fsck: which burst buffer? give --state DIR"))?;
-    let report = match Daemon::try_connect(&state)? {
+    let mut report = match Daemon::try_connect(&state)? {
         Some(_) if args.new_pfs => {
             return Err(Failure::fatal(format!(
                 "{}: the burst buffer is running on the PFS that it was made for; --new-pfs is for one that is down",
@@ -83,11 +82,27 @@ pub fn run(args: &FsckArgs) -> Result<Exit, Failure> {
         Some(daemon) => daemon.fsck(args.dry_run, args.checksums)?,
         None => offline(&state, args)?,
     };
+    sort(&mut report, &args.lost_tier);
     match args.json {
         true => json::print(&to_json(&report, args.dry_run)),
         false => out::print(&render(&report, args.dry_run)),
     }
-    Ok(exit(&report, args.dry_run))
+    let is_whole = report.not_looked_at.is_empty() || !args.lost_tier.is_empty();
+    Ok(match exit(&report, args.dry_run) {
+        Exit::Complete if !is_whole => Exit::Partial,
+        exit => exit,
+    })
+}
+
+/// What is lost comes last: it is read first. A tier that was given up need not be looked at.
+fn sort(report: &mut FsckReport, given_up: &[String]) {
+    (report.findings).sort_by_key(|finding| finding.kind == CONTENT_LOST);
+    report.not_looked_at.retain(|tier| {
+        let server = tier.split(':').next();
+        !given_up
+            .iter()
+            .any(|name| name == tier || Some(name.as_str()) == server)
+    });
 }
 
 fn offline(state: &Path, args: &FsckArgs) -> Result<FsckReport, Failure> {
@@ -142,14 +157,23 @@ fn refuse_living(state: &Path, lost: &str) -> Result<(), Failure> {
         // It is in the file no more.
         return Ok(());
     };
-    let answers =
-        |address: &SocketAddr| TcpStream::connect_timeout(address, ANSWERS_WITHIN).is_ok();
-    match server.addresses.iter().any(answers) {
-        true => Err(Failure::fatal(format!(
-            "--lost-tier {lost}: {name} answers, and is not gone; stop it first if what it has is to be given up"
-        ))),
-        false => Ok(()),
+    let key = Key::read(&cluster.key).map_err(|error| Failure::fatal(error.to_string()))?;
+    for address in &server.addresses {
+        let way = NetConfig {
+            addresses: vec![*address],
+            ..NetConfig::new(&cluster.name, key.clone())
+        };
+        let what = match NetConnection::connect(way) {
+            // Nobody is there, or somebody else.
+            Err(ConnectError::Unreachable { .. } | ConnectError::NotForebay { .. }) => continue,
+            Err(ConnectError::Silent { .. }) => "takes connections, and hangs",
+            Ok(_) | Err(_) => "answers, and is not gone",
+        };
+        return Err(Failure::fatal(format!(
+            "--lost-tier {lost}: {name} {what}; stop it first if what it has is to be given up"
+        )));
     }
+    Ok(())
 }
 
 /// Whether a finding is about content that does not match its checksum.
@@ -184,12 +208,16 @@ fn to_json(report: &FsckReport, dry_run: bool) -> Value {
         "verified_bytes": report.verified_bytes,
         "dry_run": dry_run,
         "findings": report.findings.iter().map(one).collect::<Value>(),
+        "not_looked_at": report.not_looked_at,
     })
 }
 
 fn render(report: &FsckReport, dry_run: bool) -> String {
     let mut text = String::new();
-    for finding in &report.findings {
+    let of_kind = |kind: &str| report.findings.iter().filter(|f| f.kind == kind).count() as u64;
+    // Of those nothing is to be done, and there may be a great many.
+    let named = report.findings.iter().filter(|f| f.kind != CLEAN_COPY_GONE);
+    for finding in named {
         let done = match (dry_run, finding.repaired) {
             (true, true) => "would be repaired",
             (false, true) => "repaired",
@@ -214,6 +242,26 @@ fn render(report: &FsckReport, dry_run: bool) -> String {
         "{} records and {} objects checked{verified}: {found}\n",
         report.records, report.objects
     ));
+    if !report.not_looked_at.is_empty() {
+        text.push_str(&format!(
+            "not looked at, for they do not answer: {}\n",
+            report.not_looked_at.join(", ")
+        ));
+    }
+    let (whole, lost) = (of_kind(CLEAN_COPY_GONE), of_kind(CONTENT_LOST));
+    if whole > 0 {
+        text.push_str(&format!(
+            "{} had a clean copy in what is gone: the PFS has them whole\n",
+            files(whole)
+        ));
+    }
+    if lost > 0 {
+        let are = match dry_run {
+            true => "would be given up as lost",
+            false => "lost content that was nowhere else",
+        };
+        text.push_str(&format!("{} {are}: named above\n", files(lost)));
+    }
     text
 }
 
@@ -235,8 +283,8 @@ mod tests {
         FsckReport {
             records: 2,
             objects: 2,
-            verified_bytes: 0,
             findings: findings.iter().map(finding).collect(),
+            ..FsckReport::default()
         }
     }
 
@@ -256,6 +304,44 @@ mod tests {
             ),
             Exit::Corrupt
         );
+    }
+
+    #[test]
+    fn what_is_lost_is_counted_and_comes_last() {
+        let finding = |subject: &str, kind: &str| Finding {
+            subject: subject.into(),
+            kind: kind.into(),
+            problem: "was in server-3:ssd, which is gone for good".into(),
+            action: "so it is".into(),
+            repaired: true,
+        };
+        let mut report = FsckReport {
+            findings: vec![
+                finding("a", CONTENT_LOST),
+                finding("b", CLEAN_COPY_GONE),
+                finding("c", "orphan"),
+                finding("d", CLEAN_COPY_GONE),
+            ],
+            not_looked_at: ["server-2:ssd", "server-3:dram", "server-31:ssd"]
+                .map(String::from)
+                .to_vec(),
+            ..FsckReport::default()
+        };
+        sort(&mut report, &["server-3".into()]);
+        let text = render(&report, false);
+        let lines: Vec<&str> = text.lines().collect();
+        let starts = [
+            "c: ",
+            "a: was in server-3:ssd, which is gone for good; repaired: so it is",
+            "0 records and 0 objects checked: 4 problems",
+            "not looked at, for they do not answer: server-2:ssd, server-31:ssd",
+            "2 files had a clean copy in what is gone: the PFS has them whole",
+            "1 file lost content that was nowhere else: named above",
+        ];
+        assert_eq!(lines.len(), starts.len(), "{text}");
+        for (line, start) in lines.iter().zip(starts) {
+            assert!(line.starts_with(start), "{text}");
+        }
     }
 
     #[test]

@@ -42,8 +42,8 @@ impl Service for Fake {
             Control::Fsck { .. } => ControlResponse::Fsck(FsckReport {
                 records: 3,
                 objects: 2,
-                verified_bytes: 0,
                 findings: self.findings.clone(),
+                ..FsckReport::default()
             }),
             _ => return Errno::ENOSYS.into(),
         })

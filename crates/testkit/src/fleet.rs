@@ -225,8 +225,13 @@ impl Fleet {
             true => ("\"metadata\", \"data\"", "dram = \"128MiB\"\n"),
             false => ("\"metadata\"", ""),
         };
+        // Short, so that tests of lost mounts need not wait.
+        let lease = match cluster.contains("lease = ") {
+            true => "",
+            false => "lease = \"5s\"\n",
+        };
         let text = format!(
-            "[cluster]\nname = \"{name}\"\npfs = \"{base}/pfs\"\nkey = \"{base}/key\"\nlease = \"5s\"\n\
+            "[cluster]\nname = \"{name}\"\npfs = \"{base}/pfs\"\nkey = \"{base}/key\"\n{lease}\
              {cluster}\n[[server]]\nid = 1\nroles = [{roles}]\n{addresses}\
              state = \"{base}/{state}\"\n{tiers}{config}\n"
         );

@@ -5,8 +5,10 @@ use std::net::SocketAddr;
 use forebay_types::{Errno, limits};
 use serde::{Deserialize, Serialize};
 
+mod fsck;
 mod nodes;
 
+pub use fsck::{CLEAN_COPY_GONE, CONTENT_LOST, FSYNCED_LEFT, Finding, FsckReport};
 pub use nodes::{EmptyingStatus, NodeStatus};
 
 /// An explicit movement of files.
@@ -564,32 +566,4 @@ pub struct StatusBits {
     pub standby: Option<Box<StandbyStatus>>,
     /// Names of files are left out: who asks is neither root nor the user who runs the server.
     pub names_hidden: bool,
-}
-
-/// One thing `fsck` found.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Finding {
-    /// Kind of damage, as `policy::repair::Damage` names it.
-    pub kind: String,
-    /// Relative path, or the object where there is none.
-    pub subject: Vec<u8>,
-    /// What is wrong.
-    pub problem: String,
-    /// What was done, or would be.
-    pub action: String,
-    /// Whether it is mended (or would be).
-    pub repaired: bool,
-}
-
-/// Outcome of `fsck`.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct FsckReport {
-    /// Records looked at.
-    pub records: u64,
-    /// Objects looked at.
-    pub objects: u64,
-    /// Bytes whose checksum was compared.
-    pub verified_bytes: u64,
-    /// What was found.
-    pub findings: Vec<Finding>,
 }

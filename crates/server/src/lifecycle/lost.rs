@@ -8,7 +8,7 @@ use forebay_kv::Durability as KvDurability;
 use forebay_namespace::{File, Loaded, Migration};
 use forebay_tiers::TierKind;
 use forebay_types::{TierId, failpoint};
-use forebay_wire::control::Finding;
+use forebay_wire::control::{CLEAN_COPY_GONE, CONTENT_LOST, FSYNCED_LEFT, Finding};
 
 use crate::base::failure::Failure;
 use crate::buffer::tierset::{Slot, TierSet};
@@ -170,14 +170,18 @@ impl Lifecycle {
         // What the last fsync has left elsewhere.
         let copy = residency.shadow.map(|(tier, _)| tier);
         let copy = copy.filter(|tier| !clean && !gone.contains(tier));
-        let action = match (copy, clean, published) {
+        let (kind, action) = match (copy, clean, published) {
             (Some(copy), ..) => {
                 let copy = self.buffer.tiers().called(copy);
-                format!("it is what its last fsync has left in {copy}")
+                let action = format!("it is what its last fsync has left in {copy}");
+                (FSYNCED_LEFT, action)
             }
-            (None, true, _) => "the PFS has it whole".into(),
-            (None, false, true) => "what was written since it was copied to the PFS is lost".into(),
-            (None, false, false) => "it is lost".into(),
+            (None, true, _) => (CLEAN_COPY_GONE, "the PFS has it whole".into()),
+            (None, false, true) => {
+                let action = "what was written since it was copied to the PFS is lost";
+                (CONTENT_LOST, action.into())
+            }
+            (None, false, false) => (CONTENT_LOST, "it is lost".into()),
         };
         if !dry_run {
             if let Some(copy) = copy {
@@ -197,7 +201,7 @@ impl Lifecycle {
             failpoint::hit(failpoint::Point::FsckGarbage);
         }
         Ok(Finding {
-            kind: "tier-lost".into(),
+            kind: kind.into(),
             subject: path,
             problem: format!("was in {name}, which is gone for good"),
             action,

@@ -469,7 +469,15 @@ fn promise_8_a_node_that_is_gone_for_good_is_given_up_by_order() {
     assert_eq!(checked.code, 3, "{checked:?}");
     assert!(checked.stdout.contains("server-3:dram"), "{checked:?}");
     let lost = fsck(&["--lost-tier", "server-3"]);
+    assert_eq!(lost.code, 0, "what it was to do is done: {lost:?}");
     assert!(lost.stdout.contains("lost: was in server-3:"), "{lost:?}");
+    assert!(
+        lost.stdout
+            .contains("do not answer: server-2:dram, server-2:"),
+        "{lost:?}"
+    );
+    let last = "1 file lost content that was nowhere else: named above\n";
+    assert!(lost.stdout.ends_with(last), "{lost:?}");
     let configuration = fs::read_to_string(fleet.base().join("cluster.toml")).expect("read");
     let without = configuration
         .rsplit_once("[[server]]")

@@ -9,6 +9,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use forebay_testkit::{Fleet, needs_nodes, pattern, wait_until};
+use rustix::process::Signal;
 
 const MIB: usize = 1 << 20;
 const TWO: &str = "replicas = 2";
@@ -153,6 +154,37 @@ fn promise_8_of_three_data_servers_one_is_killed_and_all_that_was_promised_is_th
     for (n, (promised, _)) in done.iter().enumerate() {
         assert_promised(&fleet.pfs(format!("load{n}")), *promised);
     }
+}
+
+#[test]
+fn promise_8_a_file_goes_on_also_where_its_node_died_with_a_request_under_way() {
+    if needs_nodes() {
+        return;
+    }
+    // Nothing here ends with the lease.
+    let cluster = "replicas = 2\nlease = \"60s\"";
+    let mut fleet = Fleet::of_data_servers_with(3, cluster, KEEP);
+    let synced = write_synced(fleet.mnt(1, "f"), 1, MIB);
+    let elsewhere = File::open(fleet.mnt(3, "f")).expect("open");
+    synced.write_all_at(b"not promised", 0).expect("write");
+    fleet.signal_data(1, Signal::STOP);
+    let reads = std::thread::spawn(move || {
+        let mut found = vec![0; MIB];
+        elsewhere.read_exact_at(&mut found, 0).map(|()| found)
+    });
+    let syncs = std::thread::spawn(move || synced.sync_all());
+    std::thread::sleep(Duration::from_millis(500));
+    fleet.kill_data(1);
+    let killed = Instant::now();
+    pattern(1, MIB).assert_in(&fleet.mnt(2, "f"));
+    let told = syncs.join().expect("no panic");
+    let read = reads.join().expect("no panic").expect("read");
+    assert!(killed.elapsed() < SOON, "{:?}", killed.elapsed());
+    assert!(read == fs::read(fleet.mnt(2, "f")).expect("read"));
+    assert_eq!(
+        told.expect_err("it is lost").raw_os_error(),
+        Some(libc::EIO)
+    );
 }
 
 #[test]
