@@ -180,6 +180,8 @@ struct KnownPfs {
     state: PathBuf,
     mount: PathBuf,
     pfs: PathBuf,
+    /// The server behind it: its state folder, process and records. Mounts of a cluster have one.
+    server: (Vec<u8>, u32, String),
 }
 
 fn place(path: &Path, table: &[MountEntry], known: &mut Vec<KnownPfs>) -> Result<Place, Refused> {
@@ -230,6 +232,7 @@ fn below_pfs(
                 state: entry.source.clone(),
                 mount: whole_mount(table, entry),
                 pfs: PathBuf::from(OsString::from_vec(status.pfs)),
+                server: (status.state, status.pid, status.store),
             });
         }
     }
@@ -237,7 +240,7 @@ fn below_pfs(
     let Some(one) = matching.next() else {
         return Ok(None);
     };
-    if let Some(other) = matching.next() {
+    if let Some(other) = matching.find(|other| other.server != one.server) {
         let why = format!(
             "lies behind several burst buffers; name the file below {} or {}",
             one.mount.display(),
@@ -405,11 +408,14 @@ mod tests {
     #[test]
     fn pfs_paths_are_mapped() {
         let table = mounts::parse(b"40 22 0:40 / /bb rw - fuse.forebay /var/bb rw\n");
-        let mut known = vec![KnownPfs {
+        let shown_at = |mount: &str, pid| KnownPfs {
             state: "/var/bb".into(),
-            mount: "/bb".into(),
+            mount: mount.into(),
             pfs: "/scratch".into(),
-        }];
+            server: (b"/var/bb".to_vec(), pid, "embedded".into()),
+        };
+        // Two mounts of one cluster.
+        let mut known = vec![shown_at("/bb", 7), shown_at("/bb2", 7)];
         let mapped = place(Path::new("/scratch/run/ckpt-1"), &table, &mut known).expect("mapped");
         assert_eq!(mapped.path, b"run/ckpt-1");
         assert_eq!(
@@ -419,5 +425,9 @@ mod tests {
             b""
         );
         assert!(place(Path::new("/scratch2/x"), &table, &mut known).is_err());
+        known.push(shown_at("/other", 8));
+        let several = place(Path::new("/scratch/x"), &table, &mut known).err();
+        let why = several.expect("two burst buffers").why;
+        assert!(why.contains("below /bb or /other"), "{why}");
     }
 }

@@ -21,6 +21,7 @@ use crate::up::settle::Plan;
 use crate::up::supervisor::Supervisor;
 use crate::up::{resources, start_planned, tiers};
 use crate::usage;
+use crate::usage::server_id;
 
 /// Serves a burst buffer to the mounts of many nodes
 #[derive(Args)]
@@ -50,7 +51,7 @@ pub struct ServerArgs {
     #[arg(long, value_name = "FILE")]
     config: PathBuf,
     /// Which of its servers this is
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = server_id)]
     id: u16,
     /// Take the records over from a server that cannot be reached: its node is cut off, or its
     /// state folder is newer than this one (stores on a server only)

@@ -10,6 +10,12 @@ pub const EXIT_CODES: &str =
     "Exit codes: 0 complete; 1 wrong usage or fatal; 3 partial (each path that failed is named);
 4 timed out (what is left is named); 5 verification failed; 130 interrupted.";
 
+/// The id of a server, as arguments name it.
+pub fn server_id(text: &str) -> Result<u16, String> {
+    let wrong = |_| "a server's id is a number such as 2, as in cluster.toml".to_string();
+    text.parse().map_err(wrong)
+}
+
 /// Prints help and version as clap made them, and errors as one line.
 pub fn report(error: &clap::Error) -> Exit {
     match error.kind() {

@@ -14,6 +14,9 @@ pub enum QuantityError {
     /// Negative, not a number, or more than fits.
     #[error("'{0}' is out of range")]
     Range(String),
+    /// No part of something.
+    #[error("'{0}' is no fraction; write for example {FRACTIONS}")]
+    NoFraction(String),
     /// More or less than a part of something.
     #[error("'{0}' is not between 0% and 100%")]
     Fraction(String),
@@ -89,7 +92,7 @@ pub fn parse_percent(text: &str) -> Result<f64, QuantityError> {
     let fraction = match unit {
         "" => number,
         "%" => number / 100.0,
-        _ => return Err(QuantityError::Unit(text.to_string(), "%")),
+        _ => return Err(QuantityError::NoFraction(text.to_string())),
     };
     if (0.0..=1.0).contains(&fraction) {
         Ok(fraction)

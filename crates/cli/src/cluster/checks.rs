@@ -217,11 +217,11 @@ impl<'a> Checks<'a> {
     ) -> Result<(), ConfigError> {
         let rules = written.rules.iter().map(|rule| rule.durability.as_ref());
         let mut levels = rules.chain([written.durability.as_ref()]).flatten();
-        let is_wanted = levels.any(|level| level.0 == Durability::Replica);
         if replicas < 2 {
-            return match is_wanted {
-                true => Err(self.whole(Problem::ReplicaWithoutTwo)),
-                false => Ok(()),
+            let wants = levels.find(|level| level.get_ref().0 == Durability::Replica);
+            return match wants {
+                Some(level) => Err(self.at(level.span(), Problem::ReplicaWithoutTwo)),
+                None => Ok(()),
             };
         }
         let with_flash = servers
@@ -465,7 +465,7 @@ impl<'a> Checks<'a> {
     ) -> Result<(), ConfigError> {
         let rules = written.rules.iter().map(|rule| rule.durability.as_ref());
         let mut levels = rules.chain([written.durability.as_ref()]).flatten();
-        let wanted = levels.any(|level| level.0 == Durability::Ssd);
+        let wanted = levels.any(|level| level.get_ref().0 == Durability::Ssd);
         match server.data && server.ssd.is_empty() && wanted {
             true => Err(self.at(span, Problem::NoFlash(server.id))),
             false => Ok(()),

@@ -45,7 +45,7 @@ impl Checks<'_> {
                 return Err(self.at(span, Problem::RuleWithoutData));
             }
             let with_flash = allowed.filter(|server| !server.ssd.is_empty()).count();
-            let level = rule.durability.as_ref().map(|level| level.0);
+            let level = rule.durability.as_ref().map(|level| level.get_ref().0);
             if level == Some(Durability::Replica) && with_flash < REPLICAS_MAX {
                 return Err(self.at(span, Problem::RuleWithoutTwo(with_flash)));
             }

@@ -17,7 +17,7 @@ pub struct Written {
     pub servers: Vec<Spanned<WrittenServer>>,
     #[serde(default)]
     pub mount: WrittenMount,
-    pub durability: Option<Level>,
+    pub durability: Option<Spanned<Level>>,
     pub policy: Option<PolicyName>,
     pub passthrough: Option<Switch>,
     pub overrun: Option<Size>,
@@ -93,7 +93,7 @@ impl Written {
     /// What all servers have in common, as `up` takes it; a server's own tiers are still missing.
     pub fn shared(&self) -> Given {
         Given {
-            durability: self.durability.clone(),
+            durability: self.durability.clone().map(Spanned::into_inner),
             policy: self.policy.clone(),
             passthrough: self.passthrough.clone(),
             overrun: self.overrun.clone(),

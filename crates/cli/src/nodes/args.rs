@@ -8,6 +8,7 @@ use forebay_types::parse_duration;
 
 use super::via::Via;
 use crate::asked::Whom;
+use crate::usage::server_id;
 
 /// Which nodes, and how they are reached.
 #[derive(Args)]
@@ -90,7 +91,7 @@ pub struct StopArgs {
 ))]
 pub struct DrainNodeArgs {
     /// Id of its server
-    #[arg(value_name = "ID")]
+    #[arg(value_name = "ID", value_parser = server_id)]
     pub node: u16,
     #[command(flatten)]
     pub whom: Whom,
@@ -114,7 +115,7 @@ pub struct DrainNodeArgs {
 ))]
 pub struct UseNodeArgs {
     /// Id of its server
-    #[arg(value_name = "ID")]
+    #[arg(value_name = "ID", value_parser = server_id)]
     pub node: u16,
     #[command(flatten)]
     pub whom: Whom,

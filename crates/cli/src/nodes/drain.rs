@@ -141,7 +141,9 @@ fn node_of(bits: &StatusBits, id: u16) -> Result<&NodeStatus, Failure> {
 /// What the user has been shown.
 #[derive(Default)]
 struct View {
-    most_bytes: u64,
+    /// What has left so far, and what was there at the last look. Programs write meanwhile.
+    gone_bytes: u64,
+    last_bytes: u64,
     said_open: Vec<Vec<u8>>,
     said_away: bool,
     said_failing: bool,
@@ -155,11 +157,12 @@ impl View {
         left: &EmptyingStatus,
         progress: &mut Progress,
     ) {
-        self.most_bytes = self.most_bytes.max(node.used_bytes);
+        self.gone_bytes += self.last_bytes.saturating_sub(node.used_bytes);
+        self.last_bytes = node.used_bytes;
         for path in &left.open {
             if !self.said_open.contains(path) && self.said_open.len() < 10 {
                 progress.say(&format!(
-                    "{}: is open; it leaves the node after its close",
+                    "{}: is open, and could not move; it leaves the node after its close, if not before",
                     shown(mount_of(bits), path)
                 ));
                 self.said_open.push(path.clone());
@@ -173,8 +176,8 @@ impl View {
                 .say("files cannot be drained, and are tried again: `forebay status` names them");
         }
         progress.show(&Amount {
-            done: self.most_bytes - node.used_bytes,
-            total: self.most_bytes,
+            done: self.gone_bytes,
+            total: self.gone_bytes + node.used_bytes,
             detail: format!(
                 "{} left, {} of them open",
                 files(left.files),
@@ -216,7 +219,8 @@ fn tell_end(args: &DrainNodeArgs, bits: &StatusBits, exit: Exit) -> Result<(), F
         left.open_files
     ));
     for path in &left.open {
-        out::complain(&format!("{}: is open", shown(mount_of(bits), path)));
+        let path = shown(mount_of(bits), path);
+        out::complain(&format!("{path}: is open, and could not move"));
     }
     Ok(())
 }

@@ -99,7 +99,7 @@ pub struct Scrub {
 #[allow(missing_docs)]
 pub struct Rule {
     pub path: String,
-    pub durability: Option<Level>,
+    pub durability: Option<Spanned<Level>>,
     pub mtbf: Option<Span>,
     pub group: Option<Group>,
     pub locality: Option<Vicinity>,

@@ -122,7 +122,7 @@ fn path_rule(rule: Rule) -> Result<PathRule, Failure> {
     check_pattern(&rule.path)?;
     let rule = PathRule {
         pattern: rule.path,
-        durability: rule.durability.map(Into::into),
+        durability: rule.durability.map(|level| level.into_inner().0),
         mtbf: rule.mtbf.map(Into::into),
         group: rule.group.map(Into::into),
         // Known to who knows the servers.

@@ -17,7 +17,7 @@ const WHAT: &str = "nodes that are emptied";
 pub struct Held {
     /// How many.
     pub files: u64,
-    /// Paths of the first of them.
+    /// Paths of the first of them that could not move while they are open.
     pub paths: Vec<Vec<u8>>,
 }
 

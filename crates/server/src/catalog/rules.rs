@@ -187,6 +187,15 @@ pub fn check_rule(rule: &PathRule) -> Result<(), String> {
             PLACEHOLDERS.join(" and ")
         ));
     }
+    if let Some(name) = rule
+        .pattern
+        .split('/')
+        .find(|name| matches!(*name, "." | ".."))
+    {
+        return Err(format!(
+            "no file below the mount is called '{name}': the rule would never match"
+        ));
+    }
     if rule.group.is_some() && !rule.pattern.contains("{version}") {
         return Err(
             "group needs {version} in the path: it says which directories are versions".into(),
@@ -440,6 +449,8 @@ mod tests {
             ("/{{app}}", "{"),
             ("/{version}{version}", "{version} is there twice"),
             ("/{app}/{app}", "{app} is there twice"),
+            ("/../x", "no file below the mount is called '..'"),
+            ("/a/./**", "no file below the mount is called '.'"),
         ] {
             let why = check(bad, None).expect_err(bad);
             assert!(why.starts_with(what), "{bad}: {why}");

@@ -89,7 +89,8 @@ impl Lifecycle {
             if is_open {
                 let held = held.entry(server).or_default();
                 held.files += 1;
-                if held.paths.len() < NAMED_MAX {
+                let waits = !self.may_move(&file, server);
+                if waits && held.paths.len() < NAMED_MAX {
                     held.paths.push(file.path());
                 }
             }

@@ -59,8 +59,8 @@ pub struct NodeStatus {
 pub struct EmptyingStatus {
     /// Files, and copies of files; 0: it is empty.
     pub files: u64,
-    /// Of those, files that somebody has open: they leave after their close.
+    /// Of those, files that somebody has open.
     pub open_files: u64,
-    /// Paths of the first of these.
+    /// Paths of the first of these that could not move while they are open.
     pub open: Vec<Vec<u8>>,
 }

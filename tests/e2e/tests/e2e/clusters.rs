@@ -166,7 +166,7 @@ fn promise_8_a_node_is_emptied_while_jobs_run() {
     let late = order(&fleet, &["drain-node", "2", "--timeout", "3s"]).expect_code(4);
     assert!(
         late.stderr
-            .contains("/open: is open; it leaves the node after"),
+            .contains("/open: is open, and could not move; it leaves the node after"),
         "{late:?}"
     );
     let node = node_status(&fleet, 2, 1);

@@ -455,6 +455,11 @@ fn promise_8_a_node_that_is_gone_for_good_is_given_up_by_order() {
     write_synced(&fleet, 1, "kept", 1, MIB);
     write_synced(&fleet, 2, "clean", 2, MIB);
     drain(&fleet);
+    // Below the PFS it lies behind one burst buffer, however often that is mounted here.
+    let below = fleet.pfs("clean");
+    let args = ["where".as_ref(), below.as_os_str()];
+    let said = fleet.run(1, &args).ok();
+    assert!(said.stdout.contains("server-3:"), "{said:?}");
     write_synced(&fleet, 2, "lost", 3, MIB);
     fleet.kill_data(2);
     fleet.stop_server();

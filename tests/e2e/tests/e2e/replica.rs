@@ -233,7 +233,9 @@ fn bad_input_a_level_replica_without_a_second_server_is_refused() {
     assert!(two.contains("replicas = 2 needs two servers"), "{two}");
     let rule = "\n[[rule]]\npath = \"/**\"\ndurability = \"replica\"\n";
     let rule = refused(format!("{config}{rule}"));
-    assert!(rule.contains("needs replicas = 2"), "{rule}");
+    let line = config.lines().count() + 4;
+    let said = format!("line {line}: durability replica needs replicas = 2");
+    assert!(rule.contains(&said), "{rule}");
 }
 
 #[test]

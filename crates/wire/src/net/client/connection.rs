@@ -40,8 +40,8 @@ pub enum Lost {
     Expired,
     /// The Unix socket broke: the server's process is dead, or has thrown this client out.
     Died,
-    /// No link was up for [`NetConfig::gone_after`], and nothing was heard. The server may keep the session until its
-    /// lease ends.
+    /// No link was up for [`NetConfig::gone_after`], and nothing was heard. The server may keep the
+    /// session until its lease ends.
     Gone,
 }
 
