@@ -106,6 +106,11 @@ impl Daemon {
         }
     }
 
+    /// The state folder that it was found by.
+    pub fn state(&self) -> &Path {
+        &self.state
+    }
+
     /// Asks one question and waits for its answer.
     pub fn ask(&self, control: Control) -> Result<ControlResponse, AskError> {
         match self

@@ -4,6 +4,7 @@ use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
 use forebay_types::{Errno, limits};
+use forebay_wire::NOT_SENT;
 use forebay_wire::control::{JobProgress, Movement};
 
 use crate::control::{AskError, Daemon, batches, failure_line};
@@ -12,6 +13,7 @@ use crate::paths::Target;
 use crate::show::progress::{Amount, Progress};
 use crate::show::text::files;
 use crate::signals::Signals;
+use crate::starter::Starter;
 
 /// Time between two looks at a job: short jobs end at once, long ones are not disturbed.
 const LOOK_FIRST: Duration = Duration::from_millis(5);
@@ -21,6 +23,8 @@ const LOOK_LAST: Duration = Duration::from_millis(250);
 const LOOK_PART: u32 = 32;
 /// How long a cancelled job may take to say what it has not done.
 const CANCEL_LIMIT: Duration = Duration::from_secs(10);
+/// A server that is started anew is waited for so long.
+const AWAY_LIMIT: Duration = Duration::from_secs(90);
 
 /// How following a job ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -66,7 +70,8 @@ pub fn follow(
         for failure in now.failures.iter().skip(told) {
             progress.say(&failure_line(&target.mount, failure));
         }
-        told = told.max(now.failures.len());
+        // Fewer, where some are ordered again.
+        told = now.failures.len();
         progress.show(&amount(&now));
         if now.finished {
             break End::Finished;
@@ -119,7 +124,13 @@ struct Jobs<'a> {
     /// Not started yet.
     waiting: VecDeque<&'a [Vec<u8>]>,
     /// Under way.
-    running: Vec<u64>,
+    running: Vec<(u64, &'a [Vec<u8>])>,
+    /// The server is behind a mount, and may be started anew while that goes on. Its jobs end then.
+    is_behind: bool,
+    /// By who follows them.
+    cancelled: bool,
+    /// Since when it cannot be asked.
+    away_since: Option<Instant>,
     /// The last progress of jobs that have ended.
     finished: Vec<JobProgress>,
 }
@@ -131,43 +142,77 @@ impl<'a> Jobs<'a> {
             movement,
             waiting: batches(paths).into(),
             running: Vec::new(),
+            is_behind: Starter::of(daemon.state()).is_mount(),
+            cancelled: false,
+            away_since: None,
             finished: Vec::new(),
         }
     }
 
-    /// Starts what can be started, and asks how far all have come.
+    /// Starts what can be started, and asks how far all have come. What a server that was started
+    /// anew does not know any more is ordered again: what is done already is passed over.
     fn look(&mut self) -> Result<JobProgress, AskError> {
+        let mut parts = Vec::new();
+        match self.ask(&mut parts) {
+            Ok(()) => self.away_since = None,
+            Err(error) if self.may_come_back(&error) => {}
+            Err(error) => return Err(error),
+        }
+        parts.extend(self.finished.iter().cloned());
+        let mut all = sum(parts);
+        if !self.waiting.is_empty() || self.away_since.is_some() {
+            (all.finished, all.counting) = (false, true);
+        }
+        Ok(all)
+    }
+
+    fn ask(&mut self, parts: &mut Vec<JobProgress>) -> Result<(), AskError> {
         while let Some(paths) = self.waiting.front() {
             match self.daemon.start(self.movement, paths) {
-                Ok(id) => self.running.push(id),
+                Ok(id) => self.running.push((id, paths)),
                 // There are enough of this user's under way: one of them will end.
                 Err(AskError::Refused(Errno::EAGAIN)) => break,
                 Err(error) => return Err(error),
             }
             self.waiting.pop_front();
         }
-        let mut parts = Vec::new();
-        let mut running = Vec::new();
-        for id in std::mem::take(&mut self.running) {
-            let progress = self.daemon.job(id)?;
-            match progress.finished {
-                true => self.finished.push(progress),
-                false => {
-                    running.push(id);
+        let mut asked = std::mem::take(&mut self.running).into_iter();
+        while let Some((id, paths)) = asked.next() {
+            match self.daemon.job(id) {
+                // Nobody but a server that stops ends the jobs of others.
+                Ok(progress) if progress.cancelled && self.is_behind && !self.cancelled => {
+                    self.waiting.push_back(paths);
+                }
+                Ok(progress) if progress.finished => self.finished.push(progress),
+                Ok(progress) => {
+                    self.running.push((id, paths));
                     parts.push(progress);
+                }
+                Err(AskError::Refused(Errno::ENOENT)) if self.is_behind => {
+                    self.waiting.push_back(paths);
+                }
+                Err(error) => {
+                    self.running.push((id, paths));
+                    self.running.extend(asked);
+                    return Err(error);
                 }
             }
         }
-        self.running = running;
-        parts.extend(self.finished.iter().cloned());
-        let mut all = sum(parts);
-        if !self.waiting.is_empty() {
-            (all.finished, all.counting) = (false, true);
+        Ok(())
+    }
+
+    /// Whether the server may answer again, and what was ordered is done then.
+    fn may_come_back(&mut self, error: &AskError) -> bool {
+        let is_away = matches!(error, AskError::Refused(Errno::ENOTCONN | NOT_SENT));
+        if !is_away || !self.is_behind || self.cancelled {
+            return false;
         }
-        Ok(all)
+        let since = *self.away_since.get_or_insert_with(Instant::now);
+        since.elapsed() < AWAY_LIMIT
     }
 
     fn cancel(&mut self) -> Result<(), AskError> {
+        self.cancelled = true;
         let mut never = JobProgress {
             finished: true,
             cancelled: !self.waiting.is_empty(),
@@ -179,7 +224,7 @@ impl<'a> Jobs<'a> {
             never.left.extend(paths.iter().take(room).cloned());
         }
         self.finished.push(never);
-        for job in &self.running {
+        for (job, _) in &self.running {
             self.daemon.cancel(*job)?;
         }
         let begun = Instant::now();

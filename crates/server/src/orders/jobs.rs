@@ -7,7 +7,7 @@ pub(in crate::orders) mod stores;
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use forebay_types::{Errno, limits};
 use forebay_wire::control::{JobProgress, PathFailure};
@@ -77,10 +77,21 @@ impl Job {
 
 /// All jobs. They are their user's: for others, but root and the server's own user, they do not
 /// exist.
-#[derive(Default)]
 pub struct Jobs {
     jobs: Mutex<HashMap<u64, Arc<Job>>>,
     next: AtomicU64,
+}
+
+impl Default for Jobs {
+    /// None. Ids of another run of the server are not those of this one: who asks for a job of
+    /// before is not told of another.
+    fn default() -> Jobs {
+        let since = SystemTime::now().duration_since(UNIX_EPOCH);
+        Jobs {
+            jobs: Mutex::default(),
+            next: AtomicU64::new(since.map_or(1, |since| since.as_nanos() as u64)),
+        }
+    }
 }
 
 impl Jobs {

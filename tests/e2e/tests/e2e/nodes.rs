@@ -507,3 +507,49 @@ fn bad_input_a_pfs_that_is_not_the_servers() {
     std::os::unix::fs::symlink(fleet.pfs(""), &there).expect("symlink");
     mounted();
 }
+
+#[test]
+fn command_an_order_goes_on_when_the_server_is_started_anew() {
+    if needs_nodes() {
+        return;
+    }
+    let mut fleet = Fleet::new(1, "[demotion]\nidle = false\nstart = 0.9\n");
+    let dir = fleet.mnt(1, "d");
+    fs::create_dir(&dir).expect("mkdir");
+    for n in 0..400u64 {
+        write_file(&dir.join(n.to_string()), pattern(n, 4096));
+    }
+    let order = |fleet: &Fleet, args: &[&str]| {
+        let mut command = fleet.node(1).command(forebay_testkit::program());
+        command.args(args).arg(&dir);
+        command.stdout(std::process::Stdio::piped());
+        command.stderr(std::process::Stdio::piped());
+        command.spawn().expect("forebay")
+    };
+    let done = |order: std::process::Child, says: &str| {
+        let ended = order.wait_with_output().expect("it ends");
+        assert!(ended.status.success(), "{ended:?}");
+        let said = String::from_utf8(ended.stdout).expect("text");
+        assert!(said.contains(says), "{said}");
+    };
+    // In the midst of it.
+    let out = order(&fleet, &["stage-out", "--wait"]);
+    wait_until("some are there", || fleet.pfs("d/0").exists());
+    fleet.kill_server();
+    std::thread::sleep(Duration::from_secs(1));
+    fleet.start_server();
+    done(out, "stage-out: 400 of 400 files");
+    for n in 0..400u64 {
+        pattern(n, 4096).assert_in(&fleet.pfs(&format!("d/{n}")));
+    }
+    // While there is none.
+    fleet.kill_server();
+    wait_until("the mount knows", || {
+        let status = ["status".as_ref(), dir.as_os_str()];
+        fleet.run(1, &status).code != 0
+    });
+    let released = order(&fleet, &["release"]);
+    std::thread::sleep(Duration::from_secs(1));
+    fleet.start_server();
+    done(released, "release: 400 of 400 files");
+}
