@@ -214,9 +214,13 @@ fn to_json(report: &FsckReport, dry_run: bool) -> Value {
 
 fn render(report: &FsckReport, dry_run: bool) -> String {
     let mut text = String::new();
-    let of_kind = |kind: &str| report.findings.iter().filter(|f| f.kind == kind).count() as u64;
+    let of_kind = |kind: &str| {
+        let findings = report.findings.iter().filter(|f| f.repaired);
+        findings.filter(|f| f.kind == kind).count() as u64
+    };
     // Of those nothing is to be done, and there may be a great many.
-    let named = report.findings.iter().filter(|f| f.kind != CLEAN_COPY_GONE);
+    let is_counted = |finding: &Finding| finding.repaired && finding.kind == CLEAN_COPY_GONE;
+    let named = report.findings.iter().filter(|f| !is_counted(f));
     for finding in named {
         let done = match (dry_run, finding.repaired) {
             (true, true) => "would be repaired",

@@ -2,11 +2,14 @@
 //!
 //! The kernel tells a descriptor of a failed write-back once. An answer that says so may be lost
 //! with the session that it was for: then the object is opened anew, and the new descriptor hears
-//! nothing. So each later session is told once more, until nobody misses what was lost.
+//! nothing. So each later session is told once more, until nobody misses what was lost. What nobody
+//! has asked for before a session ends would be told to a descriptor that is closed: it is asked for
+//! then.
 
 use std::collections::HashMap;
 use std::io;
 
+use forebay_tiers::{Object, heard_so_far};
 use forebay_types::Errno;
 use forebay_wire::{DirtyPages, ObjectKey, ObjectRequest};
 use parking_lot::Mutex;
@@ -17,7 +20,7 @@ pub(crate) struct Failures(Mutex<HashMap<ObjectKey, Failed>>);
 
 struct Failed {
     errno: Errno,
-    /// The session that was told.
+    /// The session that was told; 0: none.
     told: u64,
 }
 
@@ -42,6 +45,17 @@ impl Failures {
                 }
                 _ => Ok(done),
             },
+        }
+    }
+
+    /// An object is closed with its session: what its descriptor was to hear yet is kept.
+    pub fn closes(&self, key: ObjectKey, object: &dyn Object) {
+        let Err(error) = heard_so_far(object) else {
+            return;
+        };
+        let errno = Errno::of(&error);
+        if is_loss(errno) {
+            self.0.lock().insert(key, Failed { errno, told: 0 });
         }
     }
 

@@ -143,11 +143,11 @@ impl DataServer {
         let mut turns = self.turn.lock();
         turns.latest.came(claim)?;
         if let Some(before) = &turns.over {
-            before.end()?;
+            before.end(&self.failures)?;
         }
         turns.over = None;
         if let Some(before) = &turns.now {
-            before.turn.end()?;
+            before.turn.end(&self.failures)?;
         }
         let turn = Turn(Arc::new(RwLock::new(true)), has);
         let current = turn.clone();
@@ -215,14 +215,14 @@ impl Turn {
         &self.1
     }
 
-    fn end(&self) -> io::Result<()> {
+    fn end(&self, failures: &Failures) -> io::Result<()> {
         self.1.let_writers_go(PATIENCE);
         let mut goes_on = self.0.try_write_for(PATIENCE).ok_or(Errno::EAGAIN)?;
         *goes_on = false;
         drop(goes_on);
         // What it has begun runs without calls, and what it has open for writing would be taken for
         // a program's.
-        self.1.end();
+        self.1.end(failures);
         Ok(())
     }
 }

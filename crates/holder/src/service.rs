@@ -16,7 +16,7 @@ use parking_lot::{Mutex, RwLock};
 
 use crate::convert;
 use crate::copies::Copies;
-use crate::failures;
+use crate::failures::{self, Failures};
 use crate::server::{DataServer, Tiers, Turn};
 
 /// An id in the answer to [`ObjectCall::List`], bytes.
@@ -74,9 +74,12 @@ impl Has {
     }
 
     /// Nothing is open any more, and no copy goes on.
-    pub fn end(&self) {
+    pub fn end(&self, failures: &Failures) {
         self.copies.end_all();
-        drop(std::mem::take(&mut *self.open.write()));
+        let open = std::mem::take(&mut *self.open.write());
+        for open in open.into_values() {
+            failures.closes(open.key, &*open.object);
+        }
     }
 }
 
@@ -86,6 +89,12 @@ struct OpenObject {
     object: Arc<dyn Object>,
     /// While others who write it have to wait.
     write_blocker: Option<Box<dyn BlocksWriters>>,
+}
+
+impl Drop for DataSession {
+    fn drop(&mut self) {
+        self.close_all();
+    }
 }
 
 /// What a session that has begun works with.
@@ -120,7 +129,7 @@ impl DataSession {
 
     /// Nothing is open any more.
     pub(crate) fn close_all(&self) {
-        self.has.end();
+        self.has.end(&self.server.failures);
     }
 
     fn begin(&self, claim: ([u8; 16], u32)) -> io::Result<ObjectReply> {
@@ -135,6 +144,12 @@ impl DataSession {
                 drop(self.begun.set(Begun { turn, tiers }));
             } else {
                 self.server.check_latest(claim)?;
+                // What was asked long ago may have come late, and have taken the turn from the
+                // session that has come instead: this one is over, and the next one takes it back.
+                let begun = self.begun.get();
+                if begun.is_some_and(|begun| begun.turn.take().is_none()) {
+                    return Err(Errno::ENOTCONN.into());
+                }
             }
         }
         let tiers = self.begun.get().map(|begun| &begun.tiers);

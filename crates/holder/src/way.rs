@@ -154,6 +154,16 @@ impl Way {
         payload: &[u8],
         into: &mut [u8],
     ) -> Result<Reply, CallError> {
+        Ok(self.call_in_session(call, payload, into)?.1)
+    }
+
+    /// The same, with the session that has answered.
+    fn call_in_session(
+        &self,
+        call: &ObjectCall,
+        payload: &[u8],
+        into: &mut [u8],
+    ) -> Result<(Session, Reply), CallError> {
         for _ in 0..TRIES {
             let session = self.session()?;
             let request = Request::Object(call.clone());
@@ -163,7 +173,7 @@ impl Way {
                 Ok(_) if self.connection.generation() != session.generation => {
                     return Err(CallError::Lost);
                 }
-                answered => return Ok(answered?),
+                answered => return Ok((session, answered?)),
             }
         }
         Err(CallError::Unasked)
@@ -288,10 +298,10 @@ impl Way {
     }
 
     pub fn opened(&self, call: ObjectCall) -> Result<Held, CallError> {
-        let session = self.session()?;
         self.send_closes();
-        match self.ask(call)? {
-            ObjectReply::Opened(handle) => Ok(Held { handle, session }),
+        let (session, reply) = self.call_in_session(&call, &[], &mut [])?;
+        match reply.response {
+            Response::Object(ObjectReply::Opened(handle)) => Ok(Held { handle, session }),
             _ => Err(odd().into()),
         }
     }

@@ -35,19 +35,23 @@ pub struct Migration {
     pub is_exclusive: bool,
     /// Its second copy is still one; else it is forgotten.
     pub keeps_second: bool,
+    /// It is the second copy that becomes the file: what was flushed or promised later than that is
+    /// not there.
+    pub is_copy: bool,
     /// The tier that it was in, if that is another node's: what is left there is on record with
     /// the move.
     pub left: Option<TierId>,
 }
 
 impl Migration {
-    /// What a start has found in this tier is the file.
-    pub fn found(tier: TierId) -> Migration {
+    /// What an fsync has left in this tier is the file.
+    pub fn of_copy(tier: TierId) -> Migration {
         Migration {
             tier,
             flushed_bytes: None,
             is_exclusive: true,
             keeps_second: false,
+            is_copy: true,
             left: None,
         }
     }
@@ -345,7 +349,7 @@ impl Namespace {
         if state.residency.generation != generation || (busy && !to.is_exclusive) {
             return Ok(false);
         }
-        let before = state.migrate(to.tier, to.flushed_bytes, to.keeps_second);
+        let before = state.migrate(to);
         let saved = match to.left {
             None => self.save(file, &state, Durability::Synced),
             Some(left) => self.save_leaving(file, &state, left, Durability::Synced),

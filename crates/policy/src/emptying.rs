@@ -1,6 +1,7 @@
 //! Which files leave a node that is being emptied (`drain-node`), how, and in which order.
 //!
-//! Clean copies are dropped. What has a second copy goes on as that. All other files are drained
+//! Clean copies are dropped. What has a second copy goes on as that, unless an fsync has promised
+//! two: then it leaves as all other files do, and keeps the second copy. Those are drained
 //! to the PFS or moved to other holders, both at once: drained from the front of the victim order
 //! ([`crate::demotion::order_demotion`]), moved from its end, until the two meet. So the node is
 //! empty as soon as it can be, and what a restart would read stays in the burst buffer
@@ -25,6 +26,8 @@ pub struct Leaving<'a> {
     pub in_use: bool,
     /// Another holder that answers has the same bytes.
     pub copy_at: Option<HolderId>,
+    /// An fsync has promised two holders, or the PFS.
+    pub keeps_two: bool,
     /// Where it may go.
     pub wanted: Wanted<'a>,
 }
@@ -111,11 +114,13 @@ pub fn leave(
         order.extend(clean.map(|f| (f.id, Departure::Drop)));
         let dirty = now.iter().filter(|f| !f.is_clean);
         for file in dirty.clone() {
-            if let Some(at) = file.copy_at {
+            if let Some(at) = file.copy_at.filter(|_| !file.keeps_two) {
                 order.push((file.id, Departure::Promote(at)));
             }
         }
-        let alone = dirty.copied().filter(|f| f.copy_at.is_none());
+        let alone = dirty
+            .copied()
+            .filter(|f| f.copy_at.is_none() || f.keeps_two);
         order.extend(match in_use {
             true => ends.move_all(alone),
             false => ends.split(alone.collect()),
@@ -172,7 +177,11 @@ impl TwoEnds {
     ) -> Vec<(u64, Departure)> {
         let all = files.rev().map(|file| match self.take_elsewhere(file) {
             Some(to) => (file.id, Departure::Move(to)),
-            None => (file.id, Departure::Drain),
+            // It cannot be drained before its close. The next fsync waits for the PFS.
+            None => (
+                file.id,
+                file.copy_at.map_or(Departure::Drain, Departure::Promote),
+            ),
         });
         all.collect()
     }
@@ -186,7 +195,9 @@ impl TwoEnds {
             expected_bytes: Some(file.bytes),
             ..file.wanted
         };
-        let (to, _) = best(self.rooms.iter(), &wanted, Room::Now, self.rack)?;
+        let other = |holder: &&Holder| Some(holder.id) != file.copy_at;
+        let rooms = self.rooms.iter().filter(other);
+        let (to, _) = best(rooms, &wanted, Room::Now, self.rack)?;
         let to = to.id;
         for holder in self.rooms.iter_mut().filter(|h| h.id == to) {
             holder.set_aside(&wanted);
@@ -235,6 +246,7 @@ mod tests {
             is_outdated: false,
             in_use: false,
             copy_at: None,
+            keeps_two: false,
             wanted: Wanted {
                 object: id,
                 expected_bytes: None,
@@ -312,6 +324,31 @@ mod tests {
         let order = leave(NODE, &files, &[holder(2, 700)], &rates(1e9, 1.0));
         let to = Departure::Move(HolderId(2));
         assert_eq!(order, [(3, to), (2, Departure::Drain), (1, to)]);
+    }
+
+    #[test]
+    fn what_is_promised_on_two_stays_on_two_or_goes_to_the_pfs() {
+        let rule = HolderRule::default();
+        let promised = |in_use| Leaving {
+            in_use,
+            copy_at: Some(HolderId(2)),
+            keeps_two: true,
+            ..dirty(&rule, 1, 10)
+        };
+        let both = [holder(2, 900), holder(3, 900)];
+        let (third, second) = (
+            Departure::Move(HolderId(3)),
+            Departure::Promote(HolderId(2)),
+        );
+        for (in_use, holders, expected) in [
+            (false, &both[..], third),
+            (true, &both, third),
+            (false, &both[..1], Departure::Drain),
+            (true, &both[..1], second),
+        ] {
+            let order = leave(NODE, &[promised(in_use)], holders, &rates(1.0, 9.0));
+            assert_eq!(order, [(1, expected)], "{in_use}");
+        }
     }
 
     proptest! {

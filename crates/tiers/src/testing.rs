@@ -14,7 +14,7 @@ use std::time::Duration;
 use forebay_types::{Errno, ObjectId, SetTime};
 use parking_lot::Mutex;
 
-use crate::{Allocate, Identity, Object, ObjectStat, Seek, Space, Tier, TierKind};
+use crate::{Allocate, Identity, Object, ObjectStat, Seek, Space, Tier, TierKind, WriteBack};
 use crash::{Ledger, Unsynced};
 
 /// Operations that can be made to fail.
@@ -47,6 +47,8 @@ pub enum Operation {
     Seek,
     /// [`Object::sync`].
     Sync,
+    /// [`Object::write_back`].
+    WriteBack,
     /// [`Object::stat`].
     Stat,
     /// [`Object::set_times`].
@@ -458,6 +460,11 @@ impl Object for FaultyObject {
             None => self.inner.sync(data_only),
             Some(unsynced) => unsynced.sync(self.inner.as_ref(), data_only),
         }
+    }
+
+    fn write_back(&self, what: WriteBack, offset: u64, len: u64) -> io::Result<()> {
+        self.shared.call(Operation::WriteBack)?;
+        self.inner.write_back(what, offset, len)
     }
 
     fn stat(&self) -> io::Result<ObjectStat> {

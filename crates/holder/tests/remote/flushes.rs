@@ -98,3 +98,22 @@ fn a_failed_flush_is_told_until_the_object_was_compared_and_no_more() {
     object.forget_failed_flushes().expect("of before");
     assert_eq!(errno(object.sync(false)), Some(Errno::EIO));
 }
+
+#[test]
+fn a_failed_write_back_that_nobody_has_heard_of_is_told_to_the_next_session() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let faulty = Arc::new(FaultyTier::new(flash(dir.path())));
+    let tiers = faulty.clone();
+    let open = move |_| Ok(vec![tiers.clone() as Arc<dyn Tier>]);
+    let server = DataServer::new("boot 1".into(), Vec::new(), Box::new(open), None);
+    let connection = Breaking::new(server.clone());
+    let tier = tier_of(connection.clone());
+    let object = create(&tier, 1);
+    // The kernel has an error for the descriptor of this session, and for no later one.
+    faulty.inject(Operation::WriteBack, When::Nth(1), Effect::Fail(Errno::EIO));
+    connection.begin(server.clone());
+    assert_eq!(errno(object.sync(false)), Some(Errno::EIO));
+    object.sync(false).expect("told once in a session");
+    connection.begin(server);
+    assert_eq!(errno(object.sync(false)), Some(Errno::EIO), "not settled");
+}

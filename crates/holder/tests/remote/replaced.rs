@@ -25,6 +25,29 @@ fn who_begins_ends_the_session_before() {
 }
 
 #[test]
+fn a_session_that_began_too_late_gives_way_to_a_new_one() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let server = server(dir.path(), "boot 1");
+    let connection = Breaking::new(server.clone());
+    let tier = tier_of(connection.clone());
+    let object = create(&tier, 1);
+    // What was sent in a session that was given up arrives now.
+    let late = Breaking::new(server.clone());
+    tier_of(late.clone());
+    assert_eq!(errno(object.sync(false)), Some(AWAY));
+    let (instance, epoch) = (INSTANCE, 1);
+    let begin = Request::Object(ObjectCall::Begin { instance, epoch });
+    let answer = connection.call(begin, &[], &mut []);
+    assert_eq!(
+        answer.err(),
+        Some(Errno::ENOTCONN),
+        "another one is to begin"
+    );
+    connection.begin(server);
+    object.sync(false).expect("its turn again");
+}
+
+#[test]
 fn who_was_replaced_gets_no_data_server_back() {
     let dir = tempfile::tempdir().expect("a directory");
     let server = server(dir.path(), "boot 1");

@@ -5,6 +5,7 @@ use forebay_tiers::{ObjectStat, Sums};
 use forebay_types::{Errno, Generation, TierId};
 
 use super::FileState;
+use crate::Migration;
 use crate::record::{Flushed, Meta, Residency, Temporary, Xattrs};
 
 /// What a change has found, to be taken back if it cannot be recorded.
@@ -261,24 +262,24 @@ impl FileState {
         self.note_flushed(self.generation(), sums.bytes);
     }
 
-    /// Another tier has the object from now on. `flushed_bytes`: that is stable storage, and so
-    /// many were flushed. What was before.
-    /// A second copy is `kept` where it is still that.
-    pub(crate) fn migrate(
-        &mut self,
-        tier: TierId,
-        flushed_bytes: Option<u64>,
-        kept: bool,
-    ) -> BeforeChange {
+    /// Another tier has the object from now on. What was before.
+    pub(crate) fn migrate(&mut self, to: &Migration) -> BeforeChange {
         let before = BeforeChange {
             residency: self.residency,
             xattrs: None,
         };
-        self.facts.residency.tier = tier;
-        if !kept {
-            self.facts.residency.shadow = None;
+        let residency = &mut self.facts.residency;
+        residency.tier = to.tier;
+        let copied = residency.shadow.map(|(_, copied)| copied);
+        if to.is_copy {
+            let in_copy = |generation| Some(generation) <= copied;
+            residency.flushed = residency.flushed.filter(|f| in_copy(f.generation));
+            residency.promised = residency.promised.filter(|p| in_copy(*p));
         }
-        if let (Some(bytes), true) = (flushed_bytes, self.is_dirty()) {
+        if !to.keeps_second {
+            residency.shadow = None;
+        }
+        if let (Some(bytes), true) = (to.flushed_bytes, self.is_dirty()) {
             self.note_flushed(self.generation(), bytes);
         }
         before

@@ -167,6 +167,7 @@ impl Files {
             flushed_bytes,
             is_exclusive: wanted.is_exclusive,
             keeps_second: copied.keeps_second,
+            is_copy: false,
             left,
         };
         match self.ns.migrated(file, generation, &migration) {

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use forebay_namespace::File;
 use forebay_policy::demotion::order_demotion;
+use forebay_policy::durability::Durability;
 use forebay_policy::emptying::{Departure, Leaving, LeavingRates, is_waited_for, leave};
 use forebay_policy::holders::{Holder, HolderId};
 use forebay_tiers::CopyControl;
@@ -220,6 +221,7 @@ impl Lifecycle {
                 is_outdated: victim.outdated && !in_use,
                 in_use: *in_use,
                 copy_at: copy_at.map(|slot| HolderId(slot.server)),
+                keeps_two: self.catalog.durability_of_file(file) == Durability::Replica,
                 wanted: (self.files).wanted_elsewhere(file, self.catalog.holder_rule_of_file(file)),
             }
         });

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use forebay_kv::Durability as KvDurability;
-use forebay_namespace::{File, Loaded, Migration};
+use forebay_namespace::{File, Loaded, Migration, RecordTrouble};
 use forebay_tiers::TierKind;
 use forebay_types::{TierId, failpoint};
 use forebay_wire::control::{CLEAN_COPY_GONE, CONTENT_LOST, FSYNCED_LEFT, Finding};
@@ -137,12 +137,45 @@ impl Lifecycle {
             self.forget_copies_in(&files, &gone)?;
         }
         let lost = files.iter().filter(|file| gone.contains(&file.tier()));
-        lost.map(|file| self.give_up_with_tier(file, &gone, dry_run))
-            .collect::<Result<_, Failure>>()
-            .map_err(|failure| StartError::Failed {
-                what: "lost tier".into(),
-                why: failure.to_string(),
-            })
+        let lost = lost.map(|file| self.give_up_with_tier(file, &gone, dry_run));
+        let mut findings: Vec<Finding> = lost.collect();
+        findings.extend(self.give_up_nowhere(&gone, dry_run)?);
+        Ok(findings)
+    }
+
+    /// Records of files in directories that nobody knows: with the tier their only trace goes.
+    fn give_up_nowhere(&self, gone: &[TierId], dry_run: bool) -> Result<Vec<Finding>, StartError> {
+        let troubles = self.ns.check_records().map_err(failed("metadata store"))?;
+        let mut findings = Vec::new();
+        for trouble in troubles {
+            let RecordTrouble::DirectoryUnknown { object, record } = trouble else {
+                continue;
+            };
+            let residency = &record.residency;
+            if !gone.contains(&residency.tier) {
+                continue;
+            }
+            let removed = match dry_run {
+                true => Ok(()),
+                false => self.ns.remove_file_record(object),
+            };
+            let name = record.names.first().map(|(_, name)| name.clone());
+            let called = self.buffer.tiers().called(residency.tier);
+            findings.push(Finding {
+                kind: lost_kind(residency.clean).into(),
+                subject: name.unwrap_or_default(),
+                problem: format!(
+                    "object {object} was in {called}, which is gone for good, and its directory is not known"
+                ),
+                action: match &removed {
+                    Ok(()) if residency.clean => "the record goes".into(),
+                    Ok(()) => "it is lost".into(),
+                    Err(error) => format!("none; the record stays: {error}"),
+                },
+                repaired: removed.is_ok(),
+            });
+        }
+        Ok(findings)
     }
 
     /// The file itself is elsewhere; what an fsync has left is gone.
@@ -157,56 +190,79 @@ impl Lifecycle {
         Ok(())
     }
 
-    fn give_up_with_tier(
-        &self,
-        file: &Arc<File>,
-        gone: &[TierId],
-        dry_run: bool,
-    ) -> Result<Finding, Failure> {
+    fn give_up_with_tier(&self, file: &Arc<File>, gone: &[TierId], dry_run: bool) -> Finding {
         let path = file.path();
         let residency = file.lock().residency;
         let (clean, published) = (residency.clean, residency.published.is_some());
         let name = self.buffer.tiers().called(file.tier());
-        // What the last fsync has left elsewhere.
-        let copy = residency.shadow.map(|(tier, _)| tier);
-        let copy = copy.filter(|tier| !clean && !gone.contains(tier));
-        let (kind, action) = match (copy, clean, published) {
-            (Some(copy), ..) => {
-                let copy = self.buffer.tiers().called(copy);
-                let action = format!("it is what its last fsync has left in {copy}");
-                (FSYNCED_LEFT, action)
-            }
-            (None, true, _) => (CLEAN_COPY_GONE, "the PFS has it whole".into()),
-            (None, false, true) => {
-                let action = "what was written since it was copied to the PFS is lost";
-                (CONTENT_LOST, action.into())
-            }
-            (None, false, false) => (CONTENT_LOST, "it is lost".into()),
+        // What an fsync has left elsewhere. A file may have been given another level since.
+        let copy = (residency.shadow).filter(|(tier, _)| !clean && !gone.contains(tier));
+        let is_last = copy.is_some_and(|(_, of)| residency.promised <= Some(of));
+        let copy = copy.map(|(tier, _)| tier);
+        let kind = match (copy, is_last) {
+            (Some(_), true) => FSYNCED_LEFT,
+            _ => lost_kind(clean),
         };
-        if !dry_run {
-            if let Some(copy) = copy {
-                let generation = self.buffer.generation(file);
-                (self.ns).migrated(file, generation, &Migration::found(copy))?;
-                // Only the object knows the size.
-                file.lock().begin_unseen();
-                self.ns.save(file, &file.lock(), KvDurability::Synced)?;
-            } else if clean {
-                self.ns.disown(file)?;
-            } else {
-                self.give_up_lost(file, "was in a tier that is gone for good", "")?;
+        let action = match (copy, clean, published) {
+            (Some(copy), ..) => {
+                let fsync = match is_last {
+                    true => "its last fsync",
+                    false => "an earlier fsync than its last",
+                };
+                let copy = self.buffer.tiers().called(copy);
+                format!("it is what {fsync} has left in {copy}")
             }
-            if copy.is_none() {
-                self.buffer.leave(file.object);
-            }
-            failpoint::hit(failpoint::Point::FsckGarbage);
-        }
-        Ok(Finding {
+            (None, true, _) => "the PFS has it whole".into(),
+            (None, false, true) => "what was written since it was copied to the PFS is lost".into(),
+            (None, false, false) => "it is lost".into(),
+        };
+        let done = match dry_run {
+            true => Ok(()),
+            false => self.go_on_with(file, copy, clean),
+        };
+        Finding {
             kind: kind.into(),
             subject: path,
             problem: format!("was in {name}, which is gone for good"),
-            action,
-            repaired: true,
-        })
+            action: match &done {
+                Ok(()) => action,
+                // The others are named all the same: what is done is not found again.
+                Err(failure) => format!("{action}; that failed: {failure}"),
+            },
+            repaired: done.is_ok(),
+        }
+    }
+
+    /// With this copy, or without.
+    fn go_on_with(
+        &self,
+        file: &Arc<File>,
+        copy: Option<TierId>,
+        clean: bool,
+    ) -> Result<(), Failure> {
+        if let Some(copy) = copy {
+            let generation = self.buffer.generation(file);
+            (self.ns).migrated(file, generation, &Migration::of_copy(copy))?;
+            // Only the object knows the size.
+            file.lock().begin_unseen();
+            self.ns.save(file, &file.lock(), KvDurability::Synced)?;
+        } else {
+            match clean {
+                true => self.ns.disown(file)?,
+                false => self.give_up_lost(file, "was in a tier that is gone for good", "")?,
+            }
+            self.buffer.leave(file.object);
+        }
+        failpoint::hit(failpoint::Point::FsckGarbage);
+        Ok(())
+    }
+}
+
+/// Of a file without a copy.
+fn lost_kind(clean: bool) -> &'static str {
+    match clean {
+        true => CLEAN_COPY_GONE,
+        false => CONTENT_LOST,
     }
 }
 

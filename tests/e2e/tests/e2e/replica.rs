@@ -333,3 +333,44 @@ fn promise_8_a_restart_on_another_node_reads_the_copy_on_its_own() {
     fs::write(fleet.mnt(1, first), b"newer").expect("write");
     assert_eq!(fs::read(fleet.mnt(2, first)).expect("read"), b"newer");
 }
+
+#[test]
+fn promise_8_a_copy_of_an_earlier_fsync_is_not_called_what_the_last_has_left() {
+    if needs_nodes() {
+        return;
+    }
+    // The level wants flash on each server.
+    let flash = tempfile::tempdir().expect("a directory");
+    let rule = "[[rule]]\npath = \"/one/**\"\ndurability = \"ssd\"\n";
+    let config = format!("ssd = [\"{}:64MiB\"]\n{KEEP}{rule}", flash.path().display());
+    let mut fleet = Fleet::of_data_servers_with(2, TWO, &config);
+    fs::create_dir(fleet.mnt(1, "one")).expect("mkdir");
+    // Too large for memory: what is fsynced there is on flash of the same server.
+    const LARGE: usize = 72 * MIB;
+    let moved = write_synced(fleet.mnt(1, "f"), 1, LARGE);
+    drop(write_synced(fleet.mnt(1, "kept"), 2, MIB));
+    fs::rename(fleet.mnt(1, "f"), fleet.mnt(1, "one/f")).expect("rename");
+    moved.write_all_at(b"promised on one", 0).expect("write");
+    moved.sync_all().expect("fsync");
+    drop(moved);
+    assert_eq!(servers(&fleet, "one/f"), [2, 3]);
+    // Nobody takes the files over.
+    fleet.stop_server();
+    fleet.kill_data(1);
+    let state = fleet.base().join("state");
+    let args = ["fsck", "--json", "--lost-tier", "server-2", "--state"].map(std::ffi::OsStr::new);
+    let said = fleet
+        .run(0, &[&args[..], &[state.as_os_str()]].concat())
+        .ok()
+        .json();
+    let findings = said["findings"].as_array().expect("findings");
+    let kind = |path: &str| {
+        let mut of = findings.iter().filter(|finding| finding["subject"] == path);
+        of.next().expect("a finding")["kind"].clone()
+    };
+    assert_eq!(kind("one/f"), "content-lost", "{said}");
+    assert_eq!(kind("kept"), "fsynced-left", "{said}");
+    fleet.start_server();
+    pattern(1, LARGE).assert_in(&fleet.mnt(2, "one/f"));
+    pattern(2, MIB).assert_in(&fleet.mnt(2, "kept"));
+}
