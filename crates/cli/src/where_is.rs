@@ -23,7 +23,8 @@ use crate::{out, usage};
     after_help = usage::EXIT_CODES,
     after_long_help = concat!(
         "States: `dirty` not yet on the PFS, `demoting` being copied there, `clean` in the burst\n",
-        "buffer and on the PFS, `pfs` only there.\n\n",
+        "buffer and on the PFS, `pfs` only there. `dirty` with the tier `pfs`: no tier had room, so the\n",
+        "data is on the PFS, but hidden, until it gets its name there after the file's close.\n\n",
         "JSON: a list of {\"path\", \"tiers\", \"state\", \"size_bytes\", \"application\", \"version\",\n",
         "\"crc32c\", \"error\", \"unpublished\"}. A path that is not UTF-8 has U+FFFD in place of the odd bytes, and a\n",
         "further field \"path_base16\" with the exact ones.\n\n",

@@ -118,8 +118,12 @@ fn lock_when_left(run: &Path, point: &Path) -> Result<Lock, Failure> {
             )));
         }
         if begun.elapsed() > LEAVING_LIMIT {
+            let end = pid.map_or_else(String::new, |pid| {
+                format!(", or `kill {pid}`, by which those programs get errors")
+            });
             return Err(Failure::fatal(format!(
-                "{point}: {process}mounts or unmounts a burst buffer there; try again when it has ended"
+                "{point}: {process}mounts a burst buffer there, or serves programs that still use what `umount -l` \
+                 took away; try again when it has ended{end}"
             )));
         }
         std::thread::sleep(Duration::from_millis(20));

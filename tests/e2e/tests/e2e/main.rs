@@ -10,6 +10,7 @@ mod commands;
 mod common;
 mod descriptors;
 mod errors;
+mod examples;
 mod faults;
 mod faults_disks;
 mod faults_limits;

@@ -540,7 +540,7 @@ fn command_an_order_goes_on_when_the_server_is_started_anew() {
     fleet.start_server();
     done(out, "stage-out: 400 of 400 files");
     for n in 0..400u64 {
-        pattern(n, 4096).assert_in(&fleet.pfs(&format!("d/{n}")));
+        pattern(n, 4096).assert_in(&fleet.pfs(format!("d/{n}")));
     }
     // While there is none.
     fleet.kill_server();
@@ -552,4 +552,30 @@ fn command_an_order_goes_on_when_the_server_is_started_anew() {
     std::thread::sleep(Duration::from_secs(1));
     fleet.start_server();
     done(released, "release: 400 of 400 files");
+}
+
+#[test]
+fn a_mount_that_programs_still_use_after_umount_l_is_told_how_to_end_it() {
+    if needs_nodes() {
+        return;
+    }
+    let mut fleet = Fleet::new(1, "");
+    let used = fs::File::create(fleet.mnt(0, "used")).expect("create");
+    let point = fleet.mnt(0, "");
+    rustix::mount::unmount(&point, rustix::mount::UnmountFlags::DETACH).expect("unmount");
+    let config = fleet.base().join("cluster.toml");
+    let args = ["mount".as_ref(), "--config".as_ref(), config.as_os_str()];
+    let output = fleet.run(
+        0,
+        &[&args[..], &[point.as_os_str(), "--detach".as_ref()]].concat(),
+    );
+    let words = "still use what `umount -l` took away; try again when it has ended, or `kill ";
+    crate::bad_input::assert_line(&output, words);
+    assert!(output.stderr.contains("or `kill "), "{output:?}");
+    let (_, pid) = output.stderr.split_once("or `kill ").expect("words");
+    let (pid, _) = pid.split_once('`').expect("process");
+    run_bounded(std::process::Command::new("kill").arg(pid), LONG).ok();
+    assert_eq!(fleet.wait_mount(0, LONG), Some(0));
+    drop(used);
+    fleet.mount(0, &[]);
 }
