@@ -573,7 +573,7 @@ fn a_mount_that_programs_still_use_after_umount_l_is_told_how_to_end_it() {
     crate::bad_input::assert_line(&output, words);
     let (_, pid) = output.stderr.split_once("or `kill ").expect("words");
     let (pid, _) = pid.split_once('`').expect("process");
-    run_bounded(std::process::Command::new("kill").arg(pid), LONG).ok();
+    run_bounded(Command::new("kill").arg(pid), LONG).ok();
     assert_eq!(fleet.wait_mount(1, LONG), Some(0));
     drop(used);
     fleet.mount(1, &[]);
