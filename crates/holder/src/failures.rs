@@ -3,8 +3,8 @@
 //! The kernel tells a descriptor of a failed write-back once. An answer that says so may be lost
 //! with the session that it was for: then the object is opened anew, and the new descriptor hears
 //! nothing. So each later session is told once more, until nobody misses what was lost. What nobody
-//! has asked for before a session ends would be told to a descriptor that is closed: it is asked for
-//! then.
+//! has asked for before a session ends would be told to a descriptor that is closed: it is asked
+//! for then.
 
 use std::collections::HashMap;
 use std::io;
