@@ -374,3 +374,40 @@ fn promise_8_a_copy_of_an_earlier_fsync_is_not_called_what_the_last_has_left() {
     pattern(1, LARGE).assert_in(&fleet.mnt(2, "one/f"));
     pattern(2, MIB).assert_in(&fleet.mnt(2, "kept"));
 }
+
+#[test]
+fn promise_8_what_an_fsync_has_promised_stays_on_two_where_a_node_is_emptied() {
+    if needs_nodes() {
+        return;
+    }
+    // A new second copy would take hours.
+    let cluster = format!("{TWO}\nreplica_rate = \"1MiB\"");
+    let fleet = Fleet::of_data_servers_with(3, &cluster, KEEP);
+    let empty = |node: &str| {
+        let config = fleet.base().join("cluster.toml");
+        let args = [
+            "cluster",
+            "drain-node",
+            node,
+            "--timeout",
+            "60s",
+            "--config",
+        ];
+        let args = args.map(std::ffi::OsStr::new);
+        fleet
+            .run(0, &[&args[..], &[config.as_os_str()]].concat())
+            .ok();
+    };
+    drop(write_synced(fleet.mnt(1, "f"), 1, 2 * MIB));
+    // Open elsewhere: it cannot be drained.
+    let far = OpenOptions::new().append(true).open(fleet.mnt(2, "f"));
+    let far = far.expect("open");
+    assert!(servers(&fleet, "f").contains(&2));
+    empty("2");
+    let mut on = servers(&fleet, "f");
+    on.sort_unstable();
+    assert_eq!(on, [3, 4]);
+    assert!(!fleet.pfs("f").exists());
+    pattern(1, 2 * MIB).assert_in(&fleet.mnt(3, "f"));
+    drop(far);
+}
