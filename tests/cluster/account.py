@@ -145,11 +145,6 @@ class NameRegister(Register):
         super().promise()
         self.below = set(self.now())
 
-    def parted(self):
-        """Where the new file is lost there may be nothing."""
-        self.below.add(None)
-        self.unsynced.add(None)
-
     def is_never(self, value):
         """An fsync has covered that it does not have this one any more."""
         if value not in self.now():
@@ -437,10 +432,6 @@ class Account:
     def _links(self, number, since):
         windows = [name.window(since) for name in self.names.values()]
         return sum(window == {number} for window in windows), sum(number in window for window in windows)
-
-    def has_links(self, number):
-        """Whether it has, or may have, several names."""
-        return number is not None and sum(number in name.value.now() for name in self.names.values()) > 1
 
     def _links_fit(self, number, links, since):
         least, most = self._links(number, since)

@@ -1,6 +1,8 @@
 #!/usr/bin/env python3
 """A random campaign against a server and the mounts of several nodes: programs on all of them change and look at the
-same files, while links are cut, sockets reset, clients stopped and killed, and the server killed and started again.
+same files, while links are cut, sockets reset, clients stopped and killed, and the server killed and started again. With
+data servers nodes lose their power or their state folder, and are emptied by order (`drained`): files leave a node while
+programs have them open, other faults may meet that half-way, and a node that is empty may end. Nothing is lost or torn by it.
 
     python3 tests/cluster/campaign.py [--seconds 1800] [--clients 4] [--seed N] [--faults links,kill,...]
     python3 tests/cluster/campaign.py --self-test

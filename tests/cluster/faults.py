@@ -6,13 +6,14 @@ import signal
 import time
 
 from account import CONTENT
+from emptying import Emptying
 from losses import Losses
 from machine import Failure, run
 from outsider import Outsider
 
 FAULTS = ("links", "reset", "stop", "kill", "fence", "client", "outsider", "blackout")
 # The same where each node holds data.
-DATA_FAULTS = ("holder", "silent", "both", "power", "emptied")
+DATA_FAULTS = ("holder", "silent", "both", "power", "emptied", "drained")
 # And with a metadata server that stands by.
 STANDBY_FAULTS = ("replaced",)
 # A client's session lives on: longest time without a word, against a lease of 8 s.
@@ -31,7 +32,7 @@ FORGETS_WITHIN_S = 60.0
 HISTORY = 30
 
 
-class Faults(Losses, Outsider):
+class Faults(Losses, Emptying, Outsider):
     takes_over_within_s = TAKES_OVER_WITHIN_S
 
     def __init__(self, campaign):
@@ -162,9 +163,9 @@ class Faults(Losses, Outsider):
         servers = sorted(self.cluster.data_states)
         return self.random.sample(servers, self.random.choice([1, 1, 1, 2]))
 
-    def do_holder(self):
+    def do_holder(self, servers=None):
         """Data servers are killed, and started again."""
-        servers, seconds = self.some_data(), self.random.choice([0.0, self.random.uniform(0.1, 12.0)])
+        servers, seconds = servers or self.some_data(), self.random.choice([0.0, self.random.uniform(0.1, 12.0)])
         self.tell(f"data servers {servers} killed and started after {seconds:.1f} s")
         self.under_way = True
         # Whether an append under way has happened is not known.
@@ -177,9 +178,9 @@ class Faults(Losses, Outsider):
         self.afterwards()
         self.over(excuses)
 
-    def do_silent(self):
+    def do_silent(self, servers=None):
         """A data server stands still, for less than the lease or longer."""
-        servers, seconds = self.some_data(), self.random.choice([WITHIN_LEASE_S, self.random.uniform(*BEYOND_LEASE_S)])
+        servers, seconds = servers or self.some_data(), self.random.choice([WITHIN_LEASE_S, self.random.uniform(*BEYOND_LEASE_S)])
         self.tell(f"data servers {servers} stopped for {seconds:.1f} s")
         self.under_way = True
         excuses = self.excused([None], "a data server was silent")

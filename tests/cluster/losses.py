@@ -27,9 +27,9 @@ class Losses:
         self.afterwards(what=what)
         self.over(excuses)
 
-    def do_power(self):
+    def do_power(self, server=None):
         """A data server's node loses its power: its memory, and what was not flushed to its disks."""
-        server, seconds = self.random.choice(sorted(self.cluster.data_states)), self.random.choice([0.0, self.random.uniform(0.1, 12.0)])
+        server, seconds = server or self.random.choice(sorted(self.cluster.data_states)), self.random.choice([0.0, self.random.uniform(0.1, 12.0)])
         self.tell(f"power of data server {server} cut, back after {seconds:.1f} s")
         self.under_way = True
         excuses = self.excused([None], "a data server has lost its power")

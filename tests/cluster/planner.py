@@ -400,9 +400,6 @@ class Planner:
                 return None
             ticket.locked.append(replaced)
         ticket.changes = [(new.value, file.number), (old.value, None)]
-        if any(self.account.has_links(number) for number in (file.number, new.value.only())):
-            # Of several links the PFS's goes at once, and nothing is left that would show again.
-            new.value.parted()
         return ticket
 
     def plan_unlink(self, program):

@@ -1,4 +1,4 @@
-"""Histories of power cuts, lost state folders, outsiders and tiers that are full: right ones, and wrong ones that have to be found."""
+"""Histories of power cuts, lost state folders, emptied nodes, outsiders and tiers that are full: right ones, and wrong ones that have to be found."""
 
 import contextlib
 import os
@@ -7,6 +7,7 @@ from pathlib import Path
 
 from account import BESIDE, FILES, RECORDS, File, Violation, cell
 from ballast import BLOCK, Ballast, Wrong, block
+from emptying import EMPTY, TIMED_OUT, judge_command, judge_empty, judge_order
 from fullness import Fullness
 from machine import Failure
 from outsider import THEIRS, Deed
@@ -48,6 +49,9 @@ class Site:
 
     def rename(self, old, new):
         self.change((self.names[new].value, self.names[old].value.only()), (self.names[old].value, None))
+
+    def link(self, old, new):
+        self.change((self.names[new].value, self.names[old].value.only()))
 
     def unlink(self, path):
         self.change((self.names[path].value, None))
@@ -148,6 +152,28 @@ def neither_one(site):
     site.look("a/f0")
 
 
+def neither_one_of_several_links(site):
+    """The same where the PFS parts with the name at once: the new file was flushed before."""
+    site.fsync("a/f0")
+    site.link("a/f0", "a/f2")
+    site.make("a/f1", 2)
+    site.rename("a/f1", "a/f0")
+    site.lose(FILES)
+    site.look("a/f2", 1, 1)
+    site.look("a/f0")
+
+
+def neither_one_in_memory(site):
+    """The level `memory` promises nothing."""
+    site.make("mem/f0", 1)
+    site.fsync("mem/f0")
+    site.link("mem/f0", "mem/f2")
+    site.make("mem/f1", 2)
+    site.rename("mem/f1", "mem/f0")
+    site.lose(FILES)
+    site.look("mem/f0")
+
+
 def unlinked_and_back_with_a_data_server(site):
     """The metadata server has lost nothing."""
     site.unlink("a/f0")
@@ -192,6 +218,59 @@ def record_lost_with_its_state_folder(site):
     log.promise([(7, 0)], site.account.tick)
     site.lose(FILES)
     site.account.judge_log(log, [], 0, site.account.tick)
+
+
+# -- nodes that are emptied ---------------------------------------------------------------------------------------------
+
+def ordered(files=0, used=0):
+    return {"id": 2, "used_bytes": used, "emptying": {"files": files, "open_files": files}}
+
+
+def emptied_in_time(_site):
+    assert judge_command(2, EMPTY, "", False)
+    judge_empty(2, ordered())
+
+
+def not_emptied_in_time(_site):
+    assert not judge_command(2, TIMED_OUT, "", False)
+    judge_order(2, ordered(1, 4096))
+
+
+def not_emptied_with_the_server_away(_site):
+    assert not judge_command(2, 1, "", True)
+
+
+def not_emptied_without_a_reason(_site):
+    judge_command(2, 1, "", False)
+
+
+def order_forgotten(_site):
+    judge_order(2, {"id": 2, "used_bytes": 4096, "emptying": None})
+
+
+def empty_and_order_forgotten(_site):
+    judge_empty(2, {"id": 2, "used_bytes": 0, "emptying": None})
+
+
+def empty_and_files_there(_site):
+    judge_empty(2, ordered(files=1))
+
+
+def empty_and_bytes_there(_site):
+    judge_empty(2, ordered(used=4096))
+
+
+def gone_with_an_empty_node(site):
+    """Nothing is allowed to be lost then, though it was never fsynced."""
+    site.planner.excuse(None, "an empty data server has ended")
+    site.look("a/f0")
+
+
+def older_with_an_empty_node(site):
+    site.fsync("a/f0")
+    site.write("a/f0", 1, 2)
+    site.planner.excuse(None, "an empty data server has ended")
+    site.look("a/f0", 1, 1)
 
 
 # -- outsiders ----------------------------------------------------------------------------------------------------------
@@ -346,11 +425,12 @@ def tiers_not_full(_site):
     fullness(95, 89, 10)
 
 
-RIGHT = (never_fsynced_and_gone, older_one_shows_again, back_to_what_was_fsynced, rename_not_flushed, drained_and_replaced, undrained_and_beside,
-         taken_elsewhere, ballast_whole, ballast_lost_and_never_fsynced, tiers_full)
-WRONG = (fsynced_and_gone, fsynced_and_shorter, fsynced_and_an_older_version, fsynced_and_the_one_below_it, neither_one, unlinked_and_back_with_a_data_server,
+RIGHT = (never_fsynced_and_gone, older_one_shows_again, back_to_what_was_fsynced, rename_not_flushed, neither_one_in_memory, drained_and_replaced, undrained_and_beside,
+         taken_elsewhere, emptied_in_time, not_emptied_in_time, not_emptied_with_the_server_away, ballast_whole, ballast_lost_and_never_fsynced, tiers_full)
+WRONG = (fsynced_and_gone, fsynced_and_shorter, fsynced_and_an_older_version, fsynced_and_the_one_below_it, neither_one, neither_one_of_several_links, unlinked_and_back_with_a_data_server,
          lost_and_back_again, gone_with_a_kill, under_no_name, under_the_old_name_though_fsynced, record_lost_with_its_state_folder,
-         replaced_and_undrained_lost, removed_and_undrained_lost, changed_in_place_and_undrained_lost, taken_elsewhere_and_undrained_lost,
+         not_emptied_without_a_reason, order_forgotten, empty_and_order_forgotten, empty_and_files_there, empty_and_bytes_there, gone_with_an_empty_node,
+         older_with_an_empty_node, replaced_and_undrained_lost, removed_and_undrained_lost, changed_in_place_and_undrained_lost, taken_elsewhere_and_undrained_lost,
          theirs_overwritten, theirs_new_and_overwritten, removed_and_back, beside_is_half, beside_of_nobody, still_ours_a_while_later,
          ballast_lost_without_a_loss, ballast_fsynced_and_gone, ballast_fsynced_and_shorter, ballast_of_somebody_else, tiers_not_full)
 
