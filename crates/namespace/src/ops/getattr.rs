@@ -13,7 +13,12 @@ use crate::{File, Namespace, NsError};
 impl Namespace {
     /// Attributes; of a burst-buffer file, as of the last close, with the file itself.
     pub fn getattr(&self, ino: Ino) -> Result<(Attr, Option<Arc<File>>), NsError> {
-        match self.node(ino)? {
+        self.getattr_of(ino, self.node(ino)?)
+    }
+
+    /// The id has stood for this node.
+    fn getattr_of(&self, ino: Ino, node: Node) -> Result<(Attr, Option<Arc<File>>), NsError> {
+        match node {
             Node::Dir(dir) => {
                 if let Some(stat) = self.known_dir_stat(&dir) {
                     return Ok((self.dir_attr(&dir, &stat), None));
@@ -27,7 +32,18 @@ impl Namespace {
                 dir.learn(&stat);
                 Ok((self.dir_attr(&dir, &stat), None))
             }
-            Node::File(file) => Ok((file.attr(), Some(file))),
+            Node::File(file) => {
+                let (attr, is_evicted) = {
+                    let state = file.lock();
+                    (state.attr(ino), state.is_evicted())
+                };
+                // It has left the burst buffer meanwhile: its names are on the PFS.
+                match is_evicted.then(|| self.node(ino)).transpose()? {
+                    Some(Node::File(now)) if Arc::ptr_eq(&now, &file) => Ok((attr, Some(file))),
+                    Some(now) => self.getattr_of(ino, now),
+                    None => Ok((attr, Some(file))),
+                }
+            }
             Node::Plain(plain) => {
                 let stat = self.stat_plain(&plain)?;
                 Ok((attr_of(ino, &stat), None))
@@ -85,5 +101,41 @@ impl Namespace {
                 .map_err(on_pfs("readlink")),
             _ => Err(Errno::EINVAL.into()),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use forebay_kv::memory::Memory;
+    use forebay_tiers::{PfsTree, Sums};
+    use forebay_types::TierId;
+
+    use super::*;
+    use crate::Arrival;
+
+    #[test]
+    fn a_file_that_leaves_while_somebody_asks_has_its_links() {
+        let top = tempfile::tempdir().expect("temporary directory");
+        std::fs::write(top.path().join("f"), b"content").expect("write");
+        let pfs = PfsTree::open(top.path()).expect("PFS");
+        let (ns, _) = Namespace::open(pfs, Box::new(Memory::new()), [7; 16]).expect("open");
+        let handle = ns.open_dir(ns.root()).expect("root");
+        let stat = ns.pfs().stat(&handle, b"f").expect("stat");
+        let arrival = Arrival {
+            object: ns.new_object().expect("id"),
+            tier: TierId(2),
+            sums: Some(Sums::whole(stat.size, 0)),
+            allocated_bytes: 4096,
+        };
+        let file = ns
+            .attach(ns.root(), b"f", &stat, &arrival)
+            .expect("it comes in");
+        let ino = ns.lookup(Ino::ROOT, b"f").expect("found").attr.ino;
+        // What somebody has found in the table before.
+        let found = ns.node(ino).expect("known");
+        assert!(ns.evict(&file).expect("evict"));
+        let (attr, now) = ns.getattr_of(ino, found).expect("getattr");
+        assert_eq!((attr.ino, attr.nlink, attr.size), (ino, 1, 7));
+        assert!(now.is_none(), "it is on the PFS alone");
     }
 }
