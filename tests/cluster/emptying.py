@@ -8,7 +8,7 @@ from account import Violation
 from machine import Failure, run
 
 # Files that stay open may need longer (exit 4).
-EMPTY_WITHIN_S = (6, 20)
+EMPTY_WITHIN_S = (2, 20)
 # For a command's end: beyond that time it asks for up to 90 s where the server is away.
 COMMAND_S = 120.0
 EMPTY, TIMED_OUT = 0, 4
@@ -47,7 +47,8 @@ class Emptying:
         """A node is emptied; something else may happen in the middle. If it is empty in time, it may go as well."""
         servers = [*sorted(self.cluster.data_states), *([] if self.campaign.args.standby else [1])]
         server, seconds = self.random.choice(servers), self.random.randrange(*EMPTY_WITHIN_S)
-        middle = self.random.choice([None, *self.among(IN_THE_MIDDLE)])
+        middles = self.among(IN_THE_MIDDLE)
+        middle = self.random.choice(middles) if middles and self.random.random() < 0.5 else None
         self.tell(f"node {server} emptied, for {seconds} s at most")
         command = self.begin_emptying(server, seconds)
         told = [self.told]
