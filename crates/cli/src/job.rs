@@ -1,11 +1,11 @@
 //! Movements under way, followed to their end.
 
-use std::collections::VecDeque;
+use std::collections::{HashSet, VecDeque};
 use std::time::{Duration, Instant};
 
 use forebay_types::{Errno, limits};
 use forebay_wire::NOT_SENT;
-use forebay_wire::control::{JobProgress, Movement};
+use forebay_wire::control::{JobProgress, Movement, PathFailure};
 
 use crate::control::{AskError, Daemon, batches, failure_line};
 use crate::exit::Failure;
@@ -25,6 +25,11 @@ const LOOK_PART: u32 = 32;
 const CANCEL_LIMIT: Duration = Duration::from_secs(10);
 /// A server that is started anew is waited for so long.
 const AWAY_LIMIT: Duration = Duration::from_secs(90);
+/// What a server has not done that was started anew is ordered again so often: one that ends each
+/// time may end for it.
+const REPEATS_MAX: u32 = 3;
+/// A server that ends jobs has stopped after this.
+const STOPS_WITHIN: Duration = Duration::from_secs(1);
 
 /// How following a job ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -63,15 +68,18 @@ pub fn follow(
     let deadline = until.timeout.map(|timeout| Instant::now() + timeout);
     let mut jobs = Jobs::new(daemon, movement, &target.paths);
     let mut progress = Progress::new(name(movement));
-    let mut told = 0;
+    let mut said = HashSet::new();
+    let mut say = |now: &JobProgress, progress: &mut Progress| {
+        for failure in &now.failures {
+            if said.insert((failure.path.clone(), failure.errno.0)) {
+                progress.say(&failure_line(&target.mount, failure));
+            }
+        }
+    };
     let begun = Instant::now();
     let end = loop {
         let now = jobs.look().map_err(fail)?;
-        for failure in now.failures.iter().skip(told) {
-            progress.say(&failure_line(&target.mount, failure));
-        }
-        // Fewer, where some are ordered again.
-        told = now.failures.len();
+        say(&now, &mut progress);
         progress.show(&amount(&now));
         if now.finished {
             break End::Finished;
@@ -99,9 +107,7 @@ pub fn follow(
         let named = target.paths.iter().take(limits::ERRORS_REMEMBERED_MAX);
         last.left = named.cloned().collect();
     }
-    for failure in last.failures.iter().skip(told) {
-        progress.say(&failure_line(&target.mount, failure));
-    }
+    say(&last, &mut progress);
     progress.finish();
     Ok((end_of(end, &last), last))
 }
@@ -122,29 +128,80 @@ struct Jobs<'a> {
     daemon: &'a Daemon,
     movement: Movement,
     /// Not started yet.
-    waiting: VecDeque<&'a [Vec<u8>]>,
+    waiting: VecDeque<Batch<'a>>,
     /// Under way.
-    running: Vec<(u64, &'a [Vec<u8>])>,
+    running: Vec<(u64, Batch<'a>)>,
     /// The server is behind a mount, and may be started anew while that goes on. Its jobs end then.
     is_behind: bool,
     /// By who follows them.
     cancelled: bool,
     /// Since when it cannot be asked.
     away_since: Option<Instant>,
+    /// A server that stops is asked for no more until then.
+    not_before: Option<Instant>,
     /// The last progress of jobs that have ended.
     finished: Vec<JobProgress>,
 }
 
+/// Paths of one job.
+struct Batch<'a> {
+    paths: &'a [Vec<u8>],
+    /// How often it was ordered again.
+    repeats: u32,
+    /// What a job of it has told that ended with its server, or that may do so.
+    told: Vec<PathFailure>,
+}
+
+impl Batch<'_> {
+    /// What an earlier job has told of and a later one does not see any more: a conflict, and what
+    /// was lost. All else it meets again.
+    fn with_told(self, mut progress: JobProgress) -> JobProgress {
+        for failure in self.told {
+            let is_once = matches!(failure.errno, Errno::EEXIST | Errno::EIO);
+            let is_known = progress.failures.iter().any(|now| now.path == failure.path);
+            if is_once && !is_known {
+                progress.failed += 1;
+                progress.failures.push(failure);
+            }
+        }
+        progress
+    }
+
+    /// Nobody does it.
+    fn left(self) -> JobProgress {
+        let named = self.paths.iter().take(limits::ERRORS_REMEMBERED_MAX);
+        let left = JobProgress {
+            finished: true,
+            cancelled: true,
+            files_total: self.paths.len() as u64,
+            left: named.cloned().collect(),
+            ..JobProgress::default()
+        };
+        self.with_told(left)
+    }
+}
+
+/// Whether an answer says that the server is away, or was started anew.
+fn is_away(error: &AskError) -> bool {
+    matches!(error, AskError::Refused(Errno::ENOTCONN | NOT_SENT))
+}
+
 impl<'a> Jobs<'a> {
     fn new(daemon: &'a Daemon, movement: Movement, paths: &'a [Vec<u8>]) -> Jobs<'a> {
+        let batch = |paths| Batch {
+            paths,
+            repeats: 0,
+            told: Vec::new(),
+        };
         Jobs {
             daemon,
             movement,
-            waiting: batches(paths).into(),
+            waiting: batches(paths).into_iter().map(batch).collect(),
             running: Vec::new(),
             is_behind: Starter::of(daemon.state()).is_mount(),
             cancelled: false,
             away_since: None,
+            not_before: None,
             finished: Vec::new(),
         }
     }
@@ -153,9 +210,10 @@ impl<'a> Jobs<'a> {
     /// anew does not know any more is ordered again: what is done already is passed over.
     fn look(&mut self) -> Result<JobProgress, AskError> {
         let mut parts = Vec::new();
-        match self.ask(&mut parts) {
+        match self.start().and_then(|()| self.ask(&mut parts)) {
             Ok(()) => self.away_since = None,
             Err(error) if self.may_come_back(&error) => {}
+            Err(error) if self.cancelled && is_away(&error) => self.give_up(),
             Err(error) => return Err(error),
         }
         parts.extend(self.finished.iter().cloned());
@@ -166,33 +224,49 @@ impl<'a> Jobs<'a> {
         Ok(all)
     }
 
-    fn ask(&mut self, parts: &mut Vec<JobProgress>) -> Result<(), AskError> {
-        while let Some(paths) = self.waiting.front() {
-            match self.daemon.start(self.movement, paths) {
-                Ok(id) => self.running.push((id, paths)),
-                // There are enough of this user's under way: one of them will end.
-                Err(AskError::Refused(Errno::EAGAIN)) => break,
-                Err(error) => return Err(error),
-            }
-            self.waiting.pop_front();
+    fn start(&mut self) -> Result<(), AskError> {
+        if self.not_before.is_some_and(|then| Instant::now() < then) {
+            return Ok(());
         }
+        while let Some(batch) = self.waiting.pop_front() {
+            match self.daemon.start(self.movement, batch.paths) {
+                Ok(id) => self.running.push((id, batch)),
+                Err(error) => {
+                    self.waiting.push_front(batch);
+                    return match error {
+                        // There are enough of this user's under way: one of them will end.
+                        AskError::Refused(Errno::EAGAIN) => Ok(()),
+                        error => Err(error),
+                    };
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn ask(&mut self, parts: &mut Vec<JobProgress>) -> Result<(), AskError> {
         let mut asked = std::mem::take(&mut self.running).into_iter();
-        while let Some((id, paths)) = asked.next() {
+        while let Some((id, mut batch)) = asked.next() {
             match self.daemon.job(id) {
                 // Nobody but a server that stops ends the jobs of others.
                 Ok(progress) if progress.cancelled && self.is_behind && !self.cancelled => {
-                    self.waiting.push_back(paths);
+                    batch.told.extend(progress.failures);
+                    self.again(batch);
                 }
-                Ok(progress) if progress.finished => self.finished.push(progress),
+                Ok(progress) if progress.finished => self.finished.push(batch.with_told(progress)),
                 Ok(progress) => {
-                    self.running.push((id, paths));
+                    let news = progress
+                        .failures
+                        .iter()
+                        .filter(|now| !batch.told.contains(now));
+                    let news: Vec<_> = news.cloned().collect();
+                    batch.told.extend(news);
+                    self.running.push((id, batch));
                     parts.push(progress);
                 }
-                Err(AskError::Refused(Errno::ENOENT)) if self.is_behind => {
-                    self.waiting.push_back(paths);
-                }
+                Err(AskError::Refused(Errno::ENOENT)) if self.is_behind => self.again(batch),
                 Err(error) => {
-                    self.running.push((id, paths));
+                    self.running.push((id, batch));
                     self.running.extend(asked);
                     return Err(error);
                 }
@@ -201,31 +275,47 @@ impl<'a> Jobs<'a> {
         Ok(())
     }
 
+    /// The server that had it is no more.
+    fn again(&mut self, mut batch: Batch<'a>) {
+        batch.repeats += 1;
+        if self.cancelled || batch.repeats > REPEATS_MAX {
+            return self.finished.push(batch.left());
+        }
+        self.waiting.push_back(batch);
+        self.not_before = Some(Instant::now() + STOPS_WITHIN);
+    }
+
     /// Whether the server may answer again, and what was ordered is done then.
     fn may_come_back(&mut self, error: &AskError) -> bool {
-        let is_away = matches!(error, AskError::Refused(Errno::ENOTCONN | NOT_SENT));
-        if !is_away || !self.is_behind || self.cancelled {
+        if !is_away(error) || !self.is_behind || self.cancelled {
             return false;
         }
         let since = *self.away_since.get_or_insert_with(Instant::now);
         since.elapsed() < AWAY_LIMIT
     }
 
+    /// What nobody has done yet is left.
+    fn give_up(&mut self) {
+        self.away_since = None;
+        let running = std::mem::take(&mut self.running).into_iter();
+        let batches = running
+            .map(|(_, batch)| batch)
+            .chain(self.waiting.drain(..));
+        self.finished.extend(batches.map(Batch::left));
+    }
+
     fn cancel(&mut self) -> Result<(), AskError> {
         self.cancelled = true;
-        let mut never = JobProgress {
-            finished: true,
-            cancelled: !self.waiting.is_empty(),
-            ..JobProgress::default()
-        };
-        for paths in self.waiting.drain(..) {
-            never.files_total += paths.len() as u64;
-            let room = limits::ERRORS_REMEMBERED_MAX.saturating_sub(never.left.len());
-            never.left.extend(paths.iter().take(room).cloned());
-        }
-        self.finished.push(never);
+        self.away_since = None;
+        self.finished
+            .extend(self.waiting.drain(..).map(Batch::left));
         for (job, _) in &self.running {
-            self.daemon.cancel(*job)?;
+            match self.daemon.cancel(*job) {
+                // It has ended with its server.
+                Err(AskError::Refused(Errno::ENOENT)) if self.is_behind => {}
+                Err(error) if self.is_behind && is_away(&error) => {}
+                done => done?,
+            }
         }
         let begun = Instant::now();
         while begun.elapsed() < CANCEL_LIMIT && !self.look()?.finished {
@@ -306,6 +396,36 @@ mod tests {
         assert_eq!(end_of(End::TimedOut, &job(true, 1)), End::TimedOut);
         assert_eq!(end_of(End::TimedOut, &job(false, 2)), End::Finished);
         assert_eq!(end_of(End::Interrupted, &job(true, 2)), End::Interrupted);
+    }
+
+    #[test]
+    fn what_a_repeat_does_not_see_any_more_is_told() {
+        let failure = |path: &str, errno| PathFailure {
+            path: path.into(),
+            errno,
+            reason: String::new(),
+        };
+        let (conflict, away) = (failure("a", Errno::EEXIST), failure("b", Errno::ETIMEDOUT));
+        let paths = vec![b"d".to_vec(), b"e".to_vec()];
+        let batch = |told: &[&PathFailure]| Batch {
+            paths: &paths,
+            repeats: 1,
+            told: told.iter().map(|told| (*told).clone()).collect(),
+        };
+        let whole = batch(&[&conflict, &away]).with_told(JobProgress::default());
+        assert_eq!((whole.failed, whole.failures), (1, vec![conflict.clone()]));
+        let again = JobProgress {
+            failed: 1,
+            failures: vec![conflict.clone()],
+            ..JobProgress::default()
+        };
+        assert_eq!(batch(&[&conflict]).with_told(again.clone()), again, "once");
+        let left = batch(&[&conflict]).left();
+        assert!(left.finished && left.cancelled);
+        assert_eq!(
+            (left.files_total, left.left, left.failed),
+            (2, paths.clone(), 1)
+        );
     }
 
     #[test]

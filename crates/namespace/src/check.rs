@@ -149,6 +149,15 @@ impl Namespace {
         self.remove_record(&record::file_key(object))
     }
 
+    /// Puts on record that a file whose directory is not known goes on as its second copy.
+    pub fn go_on_as_copy(&self, object: ObjectId, record: &FileRecord) -> Result<(), NsError> {
+        let mut record = record.clone();
+        record.residency.go_on_as_copy(false);
+        let mut batch = Batch::new();
+        batch.put(record::file_key(object), record::encode(&record)?);
+        Ok(self.store.commit(batch, Durability::Synced)?)
+    }
+
     /// Gives a file whose name another has too a name of its own; it counts as new.
     pub fn part_names(
         &self,

@@ -18,7 +18,7 @@ use forebay_types::{Errno, FileKind, Generation, Ino, ObjectId, TierId, TimeSpec
 
 use crate::error::on_pfs;
 use crate::log::Batch;
-use crate::record::{Meta, Published, Residency};
+use crate::record::{Flushed, Meta, Published, Residency};
 use crate::table::{Node, PlainNode};
 use crate::tick;
 use crate::tree::{Dir, File, FileState, Name, Place};
@@ -38,6 +38,8 @@ pub struct Migration {
     /// It is the second copy that becomes the file: what was flushed or promised later than that is
     /// not there.
     pub is_copy: bool,
+    /// Of such a copy: an fsync tells of what is not in it.
+    pub owes_loss: bool,
     /// The tier that it was in, if that is another node's: what is left there is on record with
     /// the move.
     pub left: Option<TierId>,
@@ -45,15 +47,39 @@ pub struct Migration {
 
 impl Migration {
     /// What an fsync has left in this tier is the file.
-    pub fn of_copy(tier: TierId) -> Migration {
+    pub fn of_copy(tier: TierId, owes_loss: bool) -> Migration {
         Migration {
             tier,
             flushed_bytes: None,
             is_exclusive: true,
             keeps_second: false,
             is_copy: true,
+            owes_loss,
             left: None,
         }
+    }
+}
+
+impl Residency {
+    /// The second copy is the file from now on, and nothing that was noted of the other object is
+    /// true of it. `owes_loss`: an fsync tells of what is not in it.
+    pub(crate) fn go_on_as_copy(&mut self, owes_loss: bool) {
+        let Some((tier, copied)) = self.shadow.take() else {
+            return;
+        };
+        let lacks = copied < self.generation || self.writing;
+        self.tier = tier;
+        self.by_kernel = false;
+        self.flush_failed = false;
+        self.owes_loss |= owes_loss && lacks;
+        self.crc = self.crc.filter(|_| !lacks);
+        let in_copy = |flushed: &Flushed| flushed.generation <= copied;
+        // It was flushed when it was made; how much is known by the object alone.
+        self.flushed = self.flushed.filter(in_copy).or(Some(Flushed {
+            generation: copied,
+            bytes: 0,
+        }));
+        self.promised = self.promised.filter(|promised| *promised <= copied);
     }
 }
 
@@ -457,5 +483,51 @@ impl Namespace {
     /// The id of a file that the kernel knows under a PFS inode number stays taken while it lives.
     pub fn reserve_ino(&self, ino: Ino) {
         self.table.lock().reserve(ino);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::record::DirKey;
+
+    #[test]
+    fn nothing_that_was_noted_of_the_first_object_is_true_of_its_copy() {
+        let dir = DirKey::default();
+        let first = crate::testing::file(dir).residency;
+        let (tier, copied) = first.shadow.expect("a copy");
+        assert!(first.flush_failed && first.flushed.is_some_and(|f| f.generation > copied));
+        let mut copy = Residency {
+            owes_loss: false,
+            ..first
+        };
+        copy.go_on_as_copy(true);
+        let expected = Residency {
+            tier,
+            shadow: None,
+            // A start that finds it after a loss of power takes it.
+            flushed: Some(Flushed {
+                generation: copied,
+                bytes: 0,
+            }),
+            flush_failed: false,
+            crc: None,
+            owes_loss: true,
+            promised: Some(copied),
+            ..first
+        };
+        assert_eq!(copy, expected);
+        let mut whole = Residency {
+            generation: copied,
+            writing: false,
+            owes_loss: false,
+            ..first
+        };
+        whole.go_on_as_copy(true);
+        assert_eq!(
+            (whole.crc, whole.owes_loss),
+            (first.crc, false),
+            "it lacks nothing"
+        );
     }
 }

@@ -113,7 +113,7 @@ pub fn records(root: DirKey) -> Vec<(Vec<u8>, Vec<u8>)> {
     all
 }
 
-fn file(dir: DirKey) -> FileRecord {
+pub(crate) fn file(dir: DirKey) -> FileRecord {
     let time = TimeSpec {
         sec: 1_700_000_000,
         nsec: 5,

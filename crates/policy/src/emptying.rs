@@ -51,6 +51,9 @@ const LITTLE_BYTES: u64 = 8 << 20;
 /// A writer that is ahead of the copy by more than this, bytes, is faster than the copy.
 const TOO_MUCH_BYTES: u64 = 256 << 20;
 
+/// Rounds of catching up with an open file before requests for it have to wait.
+pub const CATCH_UP_ROUNDS: u32 = 4;
+
 /// What is left of a copy that somebody waits for, bytes: so much is copied at full speed, in some
 /// seconds; else the copy is put off.
 const WAITED_FOR_BYTES: u64 = 4 << 30;

@@ -12,6 +12,9 @@ use crate::placement::{SPACE_UNIT_BYTES, TierKind, TierSpace};
 use crate::spill::tier_to_grow_in;
 use smallvec::SmallVec;
 
+/// A file that asks for space moves so often at most: others may take what it has moved for.
+pub const MOVES_MAX: u32 = 2;
+
 /// A file that wants to grow in a tier without room for it.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Growing<'a> {

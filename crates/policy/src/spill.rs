@@ -22,6 +22,12 @@ pub fn flash_with_room(tiers: &[TierSpace], bytes: u64) -> Option<usize> {
     most_available(tiers.iter().filter(|t| t.kind == TierKind::Ssd), bytes)
 }
 
+/// The largest flash directory: what is clean in it makes room for a copy.
+pub fn largest_flash(tiers: &[TierSpace]) -> Option<&TierSpace> {
+    let flash = tiers.iter().filter(|t| t.kind == TierKind::Ssd);
+    flash.max_by_key(|t| t.capacity_bytes)
+}
+
 fn most_available<'a>(tiers: impl Iterator<Item = &'a TierSpace>, bytes: u64) -> Option<usize> {
     tiers
         .filter(|t| t.available_bytes() >= bytes)
@@ -71,5 +77,12 @@ mod tests {
         ];
         assert_eq!(flash_with_room(&tiers, 100 * MIB), Some(3));
         assert_eq!(flash_with_room(&tiers, 101 * MIB), None);
+        let small = TierSpace {
+            capacity_bytes: 99 * MIB,
+            ..tier(4, TierKind::Ssd, 99)
+        };
+        let largest = largest_flash(&[tiers[0], small, tiers[1]]).map(|t| t.index);
+        assert_eq!(largest, Some(2), "free or not");
+        assert_eq!(largest_flash(&tiers[..1]), None);
     }
 }

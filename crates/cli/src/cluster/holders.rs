@@ -47,6 +47,8 @@ impl Cluster {
             addresses: server.replication_addresses.clone(),
             links: COPY_LINKS,
             soft: Some(COPIES),
+            // A session that joins another is not ended by the next one.
+            gone_after: None,
             ..config.clone()
         };
         let has_one = !server.replication_addresses.is_empty();

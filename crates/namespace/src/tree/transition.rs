@@ -269,13 +269,10 @@ impl FileState {
             xattrs: None,
         };
         let residency = &mut self.facts.residency;
-        residency.tier = to.tier;
-        let copied = residency.shadow.map(|(_, copied)| copied);
         if to.is_copy {
-            let in_copy = |generation| Some(generation) <= copied;
-            residency.flushed = residency.flushed.filter(|f| in_copy(f.generation));
-            residency.promised = residency.promised.filter(|p| in_copy(*p));
+            residency.go_on_as_copy(to.owes_loss);
         }
+        residency.tier = to.tier;
         if !to.keeps_second {
             residency.shadow = None;
         }

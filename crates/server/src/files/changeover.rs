@@ -14,7 +14,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use forebay_namespace::File;
-use forebay_policy::emptying::{is_little, is_too_much};
+use forebay_policy::emptying::{CATCH_UP_ROUNDS, is_little, is_too_much};
 use forebay_tiers::{CopyControl, CopyError, Object, TierKind, refresh, refresh_ranges};
 use forebay_types::{Errno, SetTime, TierId};
 use parking_lot::RwLockWriteGuard;
@@ -25,9 +25,6 @@ use crate::buffer::unsent::Lacking;
 use crate::files::Files;
 use crate::files::mover::{Move, finish};
 use crate::files::replica::PATIENCE;
-
-/// Rounds of catching up before requests have to wait.
-const ROUNDS: u32 = 4;
 
 /// An open file on its way to another tier.
 #[derive(Clone, Copy)]
@@ -146,7 +143,7 @@ impl Files {
         (open, taken): (&OpenFile, &mut Lacking),
         control: &CopyControl<'_>,
     ) -> Result<(), Failure> {
-        for _ in 0..ROUNDS {
+        for _ in 0..CATCH_UP_ROUNDS {
             // So that the flush is short for which requests wait.
             self.flush_source(wanted.file, wanted.source, wanted.file.tier())?;
             let lacking = open.unsent.take();

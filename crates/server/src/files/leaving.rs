@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use forebay_namespace::{File, Residency};
 use forebay_policy::holders::{HolderId, HolderRule, Rack, Wanted};
-use forebay_policy::spill::flash_with_room;
+use forebay_policy::spill::{flash_with_room, largest_flash};
 use forebay_tiers::{CopyControl, TierKind};
 use forebay_types::TierId;
 
@@ -116,10 +116,9 @@ impl Files {
     /// The same; where clean copies are to be evicted for it, flash that can ever hold it.
     pub fn tier_with_clean(&self, server: u16, wanted: &Wanted<'_>, bytes: u64) -> Option<TierId> {
         let largest = || {
-            let spaces = self.buffer.spaces().into_iter();
-            let there = spaces.filter(|space| self.server_of(space) == HolderId(server));
-            let flash = there.filter(|s| s.kind == forebay_policy::placement::TierKind::Ssd);
-            let largest = flash.max_by_key(|space| space.capacity_bytes)?;
+            let mut spaces = self.buffer.spaces();
+            spaces.retain(|space| self.server_of(space) == HolderId(server));
+            let largest = largest_flash(&spaces)?;
             (largest.capacity_bytes >= bytes).then_some(TierId(largest.index as u8))
         };
         self.tier_with_room(server, wanted, bytes).or_else(largest)

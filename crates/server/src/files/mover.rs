@@ -168,6 +168,7 @@ impl Files {
             is_exclusive: wanted.is_exclusive,
             keeps_second: copied.keeps_second,
             is_copy: false,
+            owes_loss: false,
             left,
         };
         match self.ns.migrated(file, generation, &migration) {

@@ -20,7 +20,7 @@ use forebay_namespace::File;
 use forebay_policy::durability::Durability;
 use forebay_policy::holders::{HolderId, Home, Wanted};
 use forebay_policy::replicas::{Away, Fate, fate, second_holder};
-use forebay_policy::spill::flash_with_room;
+use forebay_policy::spill::{flash_with_room, largest_flash};
 use forebay_tiers::{CopyControl, CopyError, Object, TierKind, copy, refresh, refresh_ranges};
 use forebay_types::{Errno, Generation, SetTime, TierId, failpoint};
 
@@ -302,14 +302,7 @@ impl Files {
             .filter(|space| self.server_of(space) == holder);
         let there: Vec<_> = there.collect();
         // What is clean there makes room.
-        let largest = || {
-            let flash = there
-                .iter()
-                .filter(|space| space.kind == forebay_policy::placement::TierKind::Ssd);
-            flash
-                .max_by_key(|space| space.capacity_bytes)
-                .map(|space| space.index)
-        };
+        let largest = || largest_flash(&there).map(|space| space.index);
         let index = flash_with_room(&there, bytes).or_else(largest)?;
         Some(TierId(index as u8))
     }

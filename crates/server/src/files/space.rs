@@ -8,6 +8,7 @@ use forebay_namespace::File;
 use forebay_policy::demotion::{
     CleanCandidate, Residency as PolicyResidency, choose_victims, evict_needed,
 };
+use forebay_policy::handover::MOVES_MAX;
 use forebay_policy::placement::{
     NewFile, Placement, TierSpace, choose_tier, growth_ahead, waiting_tier,
 };
@@ -26,9 +27,6 @@ use crate::files::{Files, MAKING_SPACE};
 
 /// A writer that waits for space looks again after this long even if nobody woke it.
 const LOOK_AGAIN: Duration = Duration::from_millis(50);
-
-/// A file that asks for space moves so often at most: others may take what it has moved for.
-const MOVES_MAX: u32 = 2;
 
 /// What came of asking for space.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -155,24 +155,34 @@ impl Lifecycle {
             if !gone.contains(&residency.tier) {
                 continue;
             }
-            let removed = match dry_run {
-                true => Ok(()),
-                false => self.ns.remove_file_record(object),
+            let copy = residency.shadow.filter(|(tier, _)| !gone.contains(tier));
+            let copy = copy.filter(|_| !residency.clean);
+            let done = match copy {
+                _ if dry_run => Ok(()),
+                Some(_) => self.ns.go_on_as_copy(object, &record),
+                None => self.ns.remove_file_record(object),
             };
             let name = record.names.first().map(|(_, name)| name.clone());
             let called = self.buffer.tiers().called(residency.tier);
             findings.push(Finding {
-                kind: lost_kind(residency.clean).into(),
+                kind: match copy {
+                    Some(_) => FSYNCED_LEFT.into(),
+                    None => lost_kind(residency.clean).into(),
+                },
                 subject: name.unwrap_or_default(),
                 problem: format!(
                     "object {object} was in {called}, which is gone for good, and its directory is not known"
                 ),
-                action: match &removed {
-                    Ok(()) if residency.clean => "the record goes".into(),
-                    Ok(()) => "it is lost".into(),
-                    Err(error) => format!("none; the record stays: {error}"),
+                action: match (&done, copy) {
+                    (Err(error), _) => format!("none; the record stays: {error}"),
+                    (Ok(()), Some((tier, _))) => {
+                        let copy = self.buffer.tiers().called(tier);
+                        format!("it is what an fsync has left in {copy}")
+                    }
+                    (Ok(()), None) if residency.clean => "the record goes".into(),
+                    (Ok(()), None) => "it is lost".into(),
                 },
-                repaired: removed.is_ok(),
+                repaired: done.is_ok(),
             });
         }
         Ok(findings)
@@ -242,7 +252,7 @@ impl Lifecycle {
     ) -> Result<(), Failure> {
         if let Some(copy) = copy {
             let generation = self.buffer.generation(file);
-            (self.ns).migrated(file, generation, &Migration::of_copy(copy))?;
+            (self.ns).migrated(file, generation, &Migration::of_copy(copy, true))?;
             // Only the object knows the size.
             file.lock().begin_unseen();
             self.ns.save(file, &file.lock(), KvDurability::Synced)?;

@@ -487,7 +487,7 @@ impl Lifecycle {
                     .report_loss(file.path(), Errno::EIO, reason.into());
             }
             let generation = self.buffer.generation(file);
-            (self.ns).migrated(file, generation, &Migration::of_copy(shadow))?;
+            (self.ns).migrated(file, generation, &Migration::of_copy(shadow, false))?;
             // A later fsync may have been on its way: only the object knows the size.
             file.lock().begin_unseen();
             claimed.insert((shadow, file.object));
