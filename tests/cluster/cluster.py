@@ -198,7 +198,11 @@ class Cluster(Network):
         data = [path for state in self.data_states.values() for path in state.glob("*.log*")]
         own = [path for _, state in self.metadata.values() for path in state.glob("*.log*")]
         for path in [*own, *self.run_base.rglob("*.log*"), *data, *self.kept.rglob("*.log*"), self.config]:
-            shutil.copy(path, folder / "-".join(path.relative_to(self.config.parent).parts))
+            try:
+                shutil.copy(path, folder / "-".join(path.relative_to(self.config.parent).parts))
+            except OSError as error:
+                # On a disk that was cut, say. It must not hide why the run has failed.
+                say(f"{path} is not kept: {error}")
 
 
 def kill(pid):
