@@ -391,6 +391,7 @@ pub fn control_responses() -> Vec<ControlResponse> {
             records: 7,
             objects: 8,
             verified_bytes: 9,
+            not_looked_at: vec!["server-2:dram".into()],
             findings: vec![finding],
         }),
     ]
