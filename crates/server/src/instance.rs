@@ -162,6 +162,11 @@ impl Instance {
             };
             instance.sessions.nodes_by(Box::new(is_any_away));
             let sessions = Arc::downgrade(&instance.sessions);
+            rooms.files.awaits_by(Box::new(move || {
+                let sessions = sessions.upgrade();
+                sessions.is_none_or(|sessions| sessions.awaits_clients())
+            }));
+            let sessions = Arc::downgrade(&instance.sessions);
             rooms.files.recall_by(Box::new(move |ino| {
                 if let Some(sessions) = sessions.upgrade() {
                     sessions.recall_content(ino);

@@ -90,6 +90,12 @@ impl Processes {
         self.addresses.lock().get(&node).copied()
     }
 
+    /// Whether a client that is connected came from one of these.
+    pub fn is_any_at(&self, addresses: &[IpAddr]) -> bool {
+        let all = self.addresses.lock();
+        all.values().any(|address| addresses.contains(address))
+    }
+
     /// A node has gone.
     pub fn forget(&self, node: u32) {
         self.elsewhere.lock().remove(&node);

@@ -156,6 +156,22 @@ impl Files {
         near.is_some() && slot.map(|slot| slot.server) == near
     }
 
+    /// Takes the way to ask whether clients of before may still come back.
+    pub fn awaits_by(&self, awaits: super::Awaits) {
+        drop(self.awaits.set(awaits));
+    }
+
+    /// Whether no mount is left on the node of a data server, nor may come back to it with what it
+    /// had. Who goes on writing there by an open file that a kernel has by itself is told by the
+    /// next fsync: that asks the mount.
+    pub(super) fn has_no_mount(&self, server: u16) -> bool {
+        let mut holders = self.settings.holders.iter();
+        let holder = holders.find(|holder| holder.server == server);
+        let is_awaited = self.awaits.get().is_none_or(|awaits| awaits());
+        holder.is_some_and(|holder| !self.base.processes().is_any_at(&holder.addresses))
+            && !is_awaited
+    }
+
     /// The data server on the node of a writer, if there is one: it need not be the server whose
     /// client the writer's mount is.
     fn holder_of(&self, writer: Process) -> Option<HolderId> {

@@ -92,10 +92,14 @@ pub struct Files {
     collecting: AtomicU64,
     /// Has clients forget what they keep of a file, where there are sessions.
     recall: OnceLock<Recall>,
+    awaits: OnceLock<Awaits>,
 }
 
 /// Has all clients forget what they keep of a file.
 type Recall = Box<dyn Fn(Ino) + Send + Sync>;
+
+/// Whether clients of before this start may still come back with what they had.
+type Awaits = Box<dyn Fn() -> bool + Send + Sync>;
 
 impl Files {
     /// No file is open.
@@ -115,6 +119,7 @@ impl Files {
             removed: Mutex::default(),
             collecting: AtomicU64::default(),
             recall: OnceLock::new(),
+            awaits: OnceLock::new(),
             base: drain.base().clone(),
             catalog: drain.catalog().clone(),
             buffer: drain.buffer().clone(),

@@ -368,7 +368,8 @@ impl Files {
             return Ok(Promotion::Busy);
         };
         let open = claim.open();
-        if is_a_kernels(open.as_deref(), file) {
+        let unseen = is_a_kernels(open.as_deref(), file);
+        if unseen && !self.has_no_mount(self.server_of_tier(file.tier())) {
             return Ok(Promotion::None);
         }
         let mut held = match &open {
@@ -397,6 +398,8 @@ impl Files {
         let lacks = open
             .as_ref()
             .and_then(|open| open.unsent.lacks_acknowledged());
+        // Nobody has counted what a kernel has written.
+        let lacks = if unseen { Some(true) } else { lacks };
         let Fate::Promoted { loses } = fate(&away(file, copied, lacks)) else {
             return Ok(Promotion::None);
         };

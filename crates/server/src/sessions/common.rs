@@ -97,6 +97,11 @@ impl Sessions {
         drop(self.common.is_any_away.set(is_any_away));
     }
 
+    /// Whether clients of before this start may still come back.
+    pub fn awaits_clients(&self) -> bool {
+        self.common.lives.are_awaited()
+    }
+
     /// Has all clients forget what they keep of a file whose content has changed without them.
     /// Waits for nobody: who is not told in time may be on the node that has gone.
     pub fn recall_content(&self, ino: Ino) {

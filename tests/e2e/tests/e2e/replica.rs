@@ -1,6 +1,7 @@
 //! The level `replica`: what fsync promised is on two servers.
 
 use std::fs::{self, File, OpenOptions};
+use std::io::Write;
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -21,7 +22,10 @@ const BLOCK: usize = 4096;
 
 /// Ids of the servers that have a file.
 fn servers(fleet: &Fleet, path: &str) -> Vec<usize> {
-    let path = fleet.mnt(2, path);
+    servers_of(fleet, fleet.mnt(2, path))
+}
+
+fn servers_of(fleet: &Fleet, path: PathBuf) -> Vec<usize> {
     let args = ["where".as_ref(), "--json".as_ref(), path.as_os_str()];
     let said = fleet.run(2, &args).ok().json();
     let tiers = said[0]["tiers"].as_array().expect("tiers");
@@ -410,4 +414,34 @@ fn promise_8_what_an_fsync_has_promised_stays_on_two_where_a_node_is_emptied() {
     assert!(!fleet.pfs("f").exists());
     pattern(1, 2 * MIB).assert_in(&fleet.mnt(3, "f"));
     drop(far);
+}
+
+#[test]
+fn promise_8_what_a_kernel_had_by_itself_goes_on_where_its_whole_node_is_gone() {
+    if needs_nodes() {
+        return;
+    }
+    let mut fleet = Fleet::of_data_servers_with(2, TWO, KEEP);
+    // What is there before, the kernel of the node has by itself.
+    drop(write_synced(fleet.mnt(1, "f"), 1, MIB));
+    let file = OpenOptions::new().append(true).open(fleet.mnt(1, "f"));
+    let file = file.expect("open");
+    (&file).write_all(b"promised").expect("write");
+    file.sync_all().expect("fsync");
+    (&file).write_all(b" and not").expect("write");
+    fleet.kill_data(1);
+    // As long as the mount is there the kernel may go on writing it.
+    std::thread::sleep(Duration::from_secs(8));
+    // Who looks it up waits; where it is below the PFS can be asked.
+    let where_it_is = servers_of(&fleet, fleet.pfs("f"));
+    assert_eq!(where_it_is.first(), Some(&2), "{where_it_is:?}");
+    fleet.kill_mount(1);
+    wait_until("it is what the last fsync has left", || {
+        servers_of(&fleet, fleet.pfs("f")).first() == Some(&3)
+    });
+    let read = fs::read(fleet.mnt(2, "f")).expect("read");
+    assert!(read.len() == MIB + 8 && read[MIB..] == *b"promised");
+    // Who still has it open hears that it went elsewhere.
+    drop((&file).write_all(b"into the void"));
+    file.sync_all().expect_err("its mount is gone");
 }
