@@ -24,8 +24,8 @@ pub struct NodesArgs {
     #[arg(long, value_name = "FILE|HOST,HOST")]
     pub nodes: Option<String>,
     /// How a command gets to a node: ssh, srun, or a command with {host} (and {command}, for one
-    /// that takes a shell's line), such as 'ip netns exec {host}' (default: srun within a Slurm
-    /// job, else ssh)
+    /// that takes a shell's line), such as 'nsenter --net=/run/netns/{host}' (default: srun within
+    /// a Slurm job, else ssh)
     #[arg(long, value_name = "HOW", value_parser = Via::parse)]
     pub via: Option<Via>,
     /// The program on the nodes (default: where this one is)

@@ -33,7 +33,7 @@ impl Via {
                 text.split_whitespace().map(str::to_string).collect(),
             )),
             _ => Err(
-                "it is ssh, srun, or a command with {host} in it, such as 'ip netns exec {host}'"
+                "it is ssh, srun, or a command with {host} in it, such as 'nsenter --net=/run/netns/{host}'"
                     .into(),
             ),
         }

@@ -20,7 +20,8 @@ pub fn render(nodes: &[NodeStatus]) -> String {
     if nodes.is_empty() {
         return String::new();
     }
-    let missing = nodes.iter().filter(|node| !node.answers).count();
+    let unheard = nodes.iter().filter(|node| !node.answers);
+    let missing = unheard.filter(|node| !is_unasked(node)).count();
     let mut text = format!(
         "\nnodes      {}, {}\n",
         nodes.len(),
@@ -131,10 +132,16 @@ fn addresses(node: &NodeStatus) -> String {
     }
 }
 
+/// A further metadata server: who leads has no connection to who stands by.
+fn is_unasked(node: &NodeStatus) -> bool {
+    node.metadata && !node.data && !node.answers
+}
+
 fn state(node: &NodeStatus) -> String {
     match node.missing_ms.map(|ms| Duration::from_secs(ms / 1000)) {
         _ if node.answers && node.emptying.is_some() => "answers, not used".into(),
         _ if node.answers => "answers".into(),
+        _ if is_unasked(node) => "not asked".into(),
         Some(time) => format!("missing for {}", format_duration(time)),
         None => "missing".into(),
     }
@@ -185,7 +192,7 @@ pub fn to_json(node: &NodeStatus) -> Value {
         "metadata": node.metadata,
         "data": node.data,
         "has_records": node.has_records,
-        "answers": node.answers,
+        "answers": (!is_unasked(node)).then_some(node.answers),
         "missing_s": node.missing_ms.map(json::seconds),
         "links": {
             "up": node.links_up,
@@ -238,6 +245,27 @@ pub(super) mod tests {
             emptying: Some(EmptyingStatus::default()),
             ..NodeStatus::default()
         }
+    }
+
+    #[test]
+    fn who_stands_by_is_not_missing() {
+        let node = |server: u16, data: bool, answers: bool| NodeStatus {
+            server,
+            metadata: !data,
+            data,
+            answers,
+            ..NodeStatus::default()
+        };
+        let nodes = [
+            node(1, false, true),
+            node(2, false, false),
+            node(3, true, true),
+        ];
+        let page = render(&nodes);
+        assert!(page.starts_with("\nnodes      3, all answer\n"), "{page}");
+        assert!(page.contains("not asked"), "{page}");
+        assert_eq!(to_json(&nodes[1])["answers"], Value::Null);
+        assert_eq!(to_json(&nodes[2])["answers"], true);
     }
 
     #[test]
