@@ -104,8 +104,8 @@ impl Before {
 pub struct OpenFile {
     /// Its id.
     pub ino: Ino,
-    /// The kernel reads and writes the object by itself.
-    pub passthrough: bool,
+    /// See [`OpenFile::is_passthrough`].
+    passthrough: AtomicBool,
     /// Where the bytes are. Writers of the lock move the file; readers do I/O, on what
     /// `Files::target` has opened, or look.
     pub target: RwLock<Target>,
@@ -163,7 +163,7 @@ impl OpenFile {
         held.fetch_add(u64::from(target.is_held()), Ordering::Relaxed);
         OpenFile {
             ino,
-            passthrough,
+            passthrough: AtomicBool::new(passthrough),
             target: RwLock::new(target),
             counts: Mutex::new(Counts::default()),
             budget_bytes: AtomicI64::new(0),
@@ -254,6 +254,19 @@ impl OpenFile {
         }
     }
 
+    /// Whether a kernel reads and writes the object by itself.
+    pub fn is_passthrough(&self) -> bool {
+        self.passthrough.load(Ordering::Acquire)
+    }
+
+    /// The file has gone on elsewhere, and no kernel has what it is now: nothing was set aside for
+    /// one, and nobody asks for its writers. Whoever has the file open goes on by requests.
+    pub fn end_passthrough(&self) {
+        self.passthrough.store(false, Ordering::Release);
+        self.lease_bytes.store(0, Ordering::Release);
+        self.borrowed.store(false, Ordering::Release);
+    }
+
     /// Whether anybody has it open for writing.
     pub fn is_written(&self) -> bool {
         self.counts.lock().writers > 0
@@ -261,7 +274,7 @@ impl OpenFile {
 
     /// Whether somebody may store into it through a mapping, and only the kernel knows of that.
     pub fn is_stored_unheard(&self) -> bool {
-        !self.passthrough && self.counts.lock().storers > 0
+        !self.is_passthrough() && self.counts.lock().storers > 0
     }
 }
 
@@ -372,7 +385,7 @@ impl OpenTable {
         let mut found = Vec::new();
         for shard in &self.by_ino {
             let by_ino = shard.by_ino.lock();
-            let written = by_ino.open.values().filter(|open| open.passthrough);
+            let written = by_ino.open.values().filter(|open| open.is_passthrough());
             found.extend(written.filter(|open| open.is_written()).cloned());
         }
         found

@@ -80,7 +80,7 @@ impl Files {
     /// What an allocation that failed half-way has left beyond the end goes back. Not of what the
     /// kernel writes: it may be longer at any moment.
     fn free_beyond_end(&self, open: &OpenFile) -> Result<(), Failure> {
-        if open.passthrough {
+        if open.is_passthrough() {
             return Ok(());
         }
         let target = open.target.write();

@@ -118,7 +118,7 @@ impl Files {
         let residency = file.lock().residency;
         let is_promised = residency.flushed.is_some() || residency.shadow.is_some();
         let is_worse = is_promised && self.buffer.tiers().kind(to) == TierKind::Dram;
-        if open.passthrough || residency.by_kernel || is_worse || is_nobodys(file) {
+        if open.is_passthrough() || residency.by_kernel || is_worse || is_nobodys(file) {
             return Ok(None);
         }
         if self.buffer.is_closed(to) || self.buffer.tiers().kind(residency.tier) == TierKind::Pfs {

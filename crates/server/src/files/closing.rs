@@ -25,7 +25,7 @@ impl Files {
         let (open, flags) = self.buffer.opens().remove(handle)?;
         let claim = self.buffer.opens().claim(open.ino);
         if flags.writes()
-            && open.passthrough
+            && open.is_passthrough()
             && open.counts.lock().writers == 1
             && self.can_be_written(&open)
         {
@@ -118,13 +118,13 @@ impl Files {
         }
         let (dirty, unlinked) = {
             let mut state = file.lock();
-            if open.passthrough {
+            if open.is_passthrough() {
                 open.unsent.changed();
             }
             // What the kernel wrote is a change whatever was taken for known of it meanwhile.
-            state.close(&stat, open.passthrough);
+            state.close(&stat, open.is_passthrough());
             if let Some((second, _)) = state.residency.shadow
-                && !open.passthrough
+                && !open.is_passthrough()
                 && open.unsent.is_nothing()
             {
                 // All that was written since was sent there.
@@ -272,7 +272,7 @@ impl Files {
         let open = claim.open();
         if open
             .as_ref()
-            .is_some_and(|open| open.passthrough && open.is_written())
+            .is_some_and(|open| open.is_passthrough() && open.is_written())
         {
             // The next start goes on with it where it is.
             return Err(Errno::ETXTBSY.into());

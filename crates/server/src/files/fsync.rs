@@ -538,7 +538,7 @@ impl Files {
         file: &Arc<File>,
         object: &dyn Object,
     ) -> Result<(), Failure> {
-        if !open.passthrough || !open.is_written() {
+        if !open.is_passthrough() || !open.is_written() {
             return self.demote_and_wait(file);
         }
         let stat = object.stat()?;

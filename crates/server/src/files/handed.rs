@@ -65,7 +65,7 @@ impl Files {
     /// Which content an open file has, its new handle included in the counts. `None` while anybody
     /// has it open for writing or the kernel may write it: what is read then is nobody's content.
     pub(super) fn content_of(&self, open: &OpenFile) -> Option<Content> {
-        if open.passthrough || open.is_written() {
+        if open.is_passthrough() || open.is_written() {
             return None;
         }
         let target = open.target.read();

@@ -51,7 +51,7 @@ impl Files {
             tier: usize::from(tier.0),
             held_bytes,
             more_bytes: len,
-            is_written_unseen: open.passthrough,
+            is_written_unseen: open.is_passthrough(),
         };
         let mut holders = self.holders_with(full, tier);
         // Both copies of a file on one node are one.

@@ -412,7 +412,7 @@ mod tests {
             .open(file.ino, OpenFlags(libc::O_RDONLY as u32), Some(0))
             .expect("open");
         let (open, _) = rooms.buffer.opens().file(opened.handle).expect("open");
-        assert!(open.passthrough);
+        assert!(open.is_passthrough());
         let target = rooms.files.target(&open).expect("target");
         assert!(file.lock().is_dirty() && !file.lock().residency.writing);
         rooms.files.note_change(&open, &target).expect("noted");

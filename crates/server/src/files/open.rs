@@ -278,7 +278,7 @@ impl Files {
             }
             Node::Plain(_) => return Err(Errno::ENXIO.into()),
         };
-        let way = match open.passthrough {
+        let way = match open.is_passthrough() {
             true => self.hand_over(&open.target.read()),
             false => None,
         };
@@ -324,7 +324,7 @@ impl Files {
         };
         let passthrough = shared && blocks.is_none() && self.may_pass_through(tier, near);
         let mut open = self.open_buffer(file, (tier, object), flags, passthrough)?;
-        if shared && !open.passthrough {
+        if shared && !open.is_passthrough() {
             let target = open.target.get_mut();
             if let Target::Buffer { object, .. } = target {
                 *object = self.buffer.tiers().open_to_write(tier, file.object)?;
@@ -451,7 +451,7 @@ impl Files {
             && open.counts.lock().writers == 1
         {
             self.catalog.apps().opened_for_write(file.object);
-            if open.passthrough {
+            if open.is_passthrough() {
                 let used = object.stat()?.allocated_bytes;
                 // Readers have it in passthrough, and the kernel wants one kind: a writer gets what
                 // can be had, and the guard makes room behind it.
@@ -469,7 +469,7 @@ impl Files {
             }
         }
         let is_near = matches!(&*target, Target::Buffer { tier, .. } if self.is_near(*tier, near));
-        let way = match (&*target, open.passthrough && is_near) {
+        let way = match (&*target, open.is_passthrough() && is_near) {
             // The kernel has it, and asks for one only to be sure: it need not be taken back for
             // that.
             (Target::Buffer { file, object, tier }, true) if !object.is_held() => {

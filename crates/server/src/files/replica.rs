@@ -128,7 +128,7 @@ impl Files {
         }
         let lacking = open.unsent.take();
         // Of what a kernel has written by itself, before or after the last close, nobody knows.
-        let is_unseen = open.passthrough;
+        let is_unseen = open.is_passthrough();
         let known = Lacking {
             all: lacking.all || is_unseen,
             ..lacking.clone()
@@ -395,17 +395,13 @@ impl Files {
         if !tiers.is_out_of_reach(from) || tiers.is_out_of_reach(to) {
             return Ok(Promotion::None);
         }
-        let lacks = open
-            .as_ref()
-            .and_then(|open| open.unsent.lacks_acknowledged());
-        // Nobody has counted what a kernel has written.
-        let lacks = if unseen { Some(true) } else { lacks };
+        let written = open.as_ref().is_some_and(|open| open.is_written());
+        let lacks = lacks_in_copy(open.as_deref(), file, unseen);
         let Fate::Promoted { loses } = fate(&away(file, copied, lacks)) else {
             return Ok(Promotion::None);
         };
         let object = tiers.open_to_write(to, file.object)?;
         let stat = object.stat()?;
-        let written = open.as_ref().is_some_and(|open| open.is_written());
         if !self.ns.promote(file, seen, (to, &stat), (written, loses))? {
             return Ok(Promotion::Busy);
         }
@@ -417,6 +413,7 @@ impl Files {
                 self.buffer.opens().lose(open);
             }
             open.unsent.begin_anew();
+            open.end_passthrough();
             let (file, object) = (file.clone(), object.clone());
             open.put(
                 target,
@@ -484,10 +481,20 @@ impl Files {
     }
 }
 
+/// Whether something was written that a second copy has not; `None`: the records know.
+fn lacks_in_copy(open: Option<&OpenFile>, file: &File, unseen: bool) -> Option<bool> {
+    let written = open.is_some_and(OpenFile::is_written);
+    // Nobody has counted what a kernel has written.
+    match unseen && (written || file.lock().residency.by_kernel) {
+        true => Some(true),
+        false => open.and_then(|open| open.unsent.lacks_acknowledged()),
+    }
+}
+
 /// Whether a kernel may write a file by itself, which nobody could tell to be another's by now.
 fn is_a_kernels(open: Option<&OpenFile>, file: &File) -> bool {
     match open {
-        Some(open) => open.passthrough,
+        Some(open) => open.is_passthrough(),
         // That of who had it open when this server started.
         None => file.lock().residency.by_kernel,
     }

@@ -229,7 +229,7 @@ impl Files {
                     let waited = started.elapsed();
                     let hopeless = !hopes;
                     if waited >= self.settings.wait_for_space || hopeless || self.base.is_ending() {
-                        if open.passthrough {
+                        if open.is_passthrough() {
                             // The kernel goes on writing where it is.
                             return Err(Errno::ENOSPC.into());
                         }

@@ -97,9 +97,10 @@ impl Sessions {
         drop(self.common.is_any_away.set(is_any_away));
     }
 
-    /// Whether clients of before this start may still come back.
+    /// Whether clients may still come back: those of before this start, and, of a server that
+    /// stops, all that it had.
     pub fn awaits_clients(&self) -> bool {
-        self.common.lives.are_awaited()
+        self.common.lives.are_kept() || self.common.lives.are_awaited()
     }
 
     /// Has all clients forget what they keep of a file whose content has changed without them.

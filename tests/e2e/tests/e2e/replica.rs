@@ -441,6 +441,11 @@ fn promise_8_what_a_kernel_had_by_itself_goes_on_where_its_whole_node_is_gone() 
     });
     let read = fs::read(fleet.mnt(2, "f")).expect("read");
     assert!(read.len() == MIB + 8 && read[MIB..] == *b"promised");
+    // Nobody waits for a kernel any more.
+    let place = fleet.mnt(2, "f");
+    let args = ["stage-out".as_ref(), "--wait".as_ref(), place.as_os_str()];
+    fleet.run(2, &args).ok();
+    assert_eq!(fs::read(fleet.pfs("f")).expect("read"), read);
     // Who still has it open hears that it went elsewhere.
     drop((&file).write_all(b"into the void"));
     file.sync_all().expect_err("its mount is gone");

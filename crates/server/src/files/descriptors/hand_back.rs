@@ -39,7 +39,7 @@ impl Files {
             return Ok(());
         }
         let (file, tier) = (file.clone(), *tier);
-        let object = match open.passthrough {
+        let object = match open.is_passthrough() {
             true => self.buffer.tiers().open_object(tier, file.object)?,
             false => self.buffer.tiers().open_to_write(tier, file.object)?,
         };
@@ -104,14 +104,14 @@ impl Files {
         };
         let (file, held, tier) = seen;
         let is_flash = self.buffer.tiers().kind(tier) == TierKind::Ssd;
-        if is_flash && open.passthrough && open.is_written() {
+        if is_flash && open.is_passthrough() && open.is_written() {
             return;
         }
         let Some(unheld) = self.unheld(tier, file.object) else {
             return;
         };
         let may_be_unflushed =
-            is_flash && !open.passthrough && open.touched.load(Ordering::Acquire);
+            is_flash && !open.is_passthrough() && open.touched.load(Ordering::Acquire);
         if may_be_unflushed {
             let flush = || {
                 let object = self.buffer.tiers().open_object(tier, file.object)?;

@@ -50,6 +50,10 @@ impl Files {
     /// Whether somebody can write what is open here without a request: has its object open for
     /// writing, or mapped. Where the kernel does not tell, somebody can.
     pub fn can_be_written(&self, open: &OpenFile) -> bool {
+        if !open.is_passthrough() {
+            // It has gone on elsewhere meanwhile, and the server alone has that open.
+            return false;
+        }
         let target = open.target.read().clone();
         let Target::Buffer { file, object, .. } = target else {
             return false;
