@@ -349,7 +349,7 @@ pub fn lose_store(rooms: &Rooms, flash: &FaultyTier, name: &[u8]) -> (Arc<File>,
     let lost = rooms.files.write(handle, 0, b"CONTENT", how);
     assert_eq!(answer(lost), Err(Errno::EIO));
     let (open, _) = rooms.buffer.opens().file(handle).expect("open");
-    let crate::buffer::opens::Target::Buffer { file, .. } = open.target.read().clone() else {
+    let crate::buffer::target::Target::Buffer { file, .. } = open.target.read().clone() else {
         panic!("not in the burst buffer");
     };
     (file, handle)

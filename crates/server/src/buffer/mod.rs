@@ -18,6 +18,7 @@ pub(crate) mod restart;
 pub(crate) mod stays;
 pub(crate) mod stranded;
 pub(crate) mod table;
+pub(crate) mod target;
 pub(crate) mod tierset;
 pub(crate) mod unclosed;
 pub(crate) mod unflushed;

@@ -5,14 +5,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use forebay_namespace::{File, PlainNode};
-use forebay_tiers::{FileObject, Object, ObjectStat, WriteBehind};
-use forebay_types::{Dirent, Errno, Generation, Handle, Ino, ObjectId, OpenFlags, TierId};
+use forebay_tiers::{ObjectStat, WriteBehind};
+use forebay_types::{Dirent, Errno, Generation, Handle, Ino, ObjectId, OpenFlags};
 use parking_lot::{Condvar, Mutex, MutexGuard, RwLock};
 
 use crate::buffer::blocks::Blocks;
 use crate::buffer::changes::Changes;
 use crate::buffer::stays::Stays;
+use crate::buffer::target::Target;
 use crate::buffer::unsent::{LostUnopened, Unsent};
 
 /// Locks are spread over so many shards by id.
@@ -21,54 +21,6 @@ pub const SHARDS: usize = 64;
 const MOVE_LIMIT: Duration = Duration::from_secs(2);
 /// Who waits for a claim looks this often whether the PFS has been given up.
 const LOOK_AGAIN: Duration = Duration::from_millis(100);
-
-/// Where an open file's bytes are.
-#[derive(Clone)]
-pub enum Target {
-    /// In an object of the burst buffer.
-    Buffer {
-        /// The file.
-        file: Arc<File>,
-        /// Its object.
-        object: Arc<dyn Object>,
-        /// The object's tier.
-        tier: TierId,
-    },
-    /// On the PFS only.
-    Pfs {
-        /// What the id stood for at open.
-        node: Arc<PlainNode>,
-        /// The file there.
-        file: Arc<FileObject>,
-        /// Opened for writing in place.
-        writable: bool,
-        /// The PFS lets nobody do more than append to it.
-        appends_only: bool,
-    },
-}
-
-impl Target {
-    /// What reads and writes go to.
-    pub fn object(&self) -> &dyn Object {
-        match self {
-            Target::Buffer { object, .. } => &**object,
-            Target::Pfs { file, .. } => &**file,
-        }
-    }
-
-    /// Whether it is an object in this tier.
-    pub fn is_in(&self, which: TierId) -> bool {
-        matches!(self, Target::Buffer { tier, .. } if *tier == which)
-    }
-
-    /// Whether it holds a descriptor.
-    pub fn is_held(&self) -> bool {
-        match self {
-            Target::Buffer { object, .. } => object.is_held(),
-            Target::Pfs { .. } => true,
-        }
-    }
-}
 
 /// Counts of handles.
 #[derive(Clone, Copy, Debug, Default)]

@@ -13,7 +13,8 @@ use parking_lot::RwLock;
 
 use crate::base::failure::Failure;
 use crate::buffer::Buffer;
-use crate::buffer::opens::{Claim, Target};
+use crate::buffer::opens::Claim;
+use crate::buffer::target::Target;
 
 /// Files of the burst buffer by object.
 pub type FileTable = RwLock<HashMap<ObjectId, Arc<File>>>;

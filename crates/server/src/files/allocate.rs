@@ -7,7 +7,8 @@ use forebay_types::{Errno, Handle, limits::SPACE_UNIT_BYTES};
 use forebay_wire::SpaceChange;
 
 use crate::base::failure::Failure;
-use crate::buffer::opens::{OpenFile, Target};
+use crate::buffer::opens::OpenFile;
+use crate::buffer::target::Target;
 use crate::files::Files;
 use crate::files::space::Room;
 

@@ -12,7 +12,8 @@ use forebay_types::{
 };
 
 use crate::base::failure::{Failure, both};
-use crate::buffer::opens::{OpenFile, Target};
+use crate::buffer::opens::OpenFile;
+use crate::buffer::target::Target;
 use crate::files::Files;
 use crate::files::change::{can_stay, is_overtaken, stale_if_gone};
 use crate::integrity::atrest::Purpose;

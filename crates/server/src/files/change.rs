@@ -11,7 +11,8 @@ use forebay_tiers::{FileObject, ObjectStat, TierKind};
 use forebay_types::{Attr, Errno};
 
 use crate::base::failure::Failure;
-use crate::buffer::opens::{OpenFile, Target};
+use crate::buffer::opens::OpenFile;
+use crate::buffer::target::Target;
 use crate::files::Files;
 use crate::integrity::atrest::{Looked, Purpose};
 

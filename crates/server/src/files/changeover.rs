@@ -20,7 +20,8 @@ use forebay_types::{Errno, SetTime, TierId};
 use parking_lot::RwLockWriteGuard;
 
 use crate::base::failure::Failure;
-use crate::buffer::opens::{Claim, OpenFile, Target};
+use crate::buffer::opens::{Claim, OpenFile};
+use crate::buffer::target::Target;
 use crate::buffer::unsent::Lacking;
 use crate::files::Files;
 use crate::files::mover::{Move, finish};

@@ -13,7 +13,8 @@ use forebay_tiers::{Object, TierKind, start_writeback};
 use forebay_types::{Errno, Handle, Ino, OpenFlags, TierId};
 
 use crate::base::failure::Failure;
-use crate::buffer::opens::{Claim, OpenFile, Target};
+use crate::buffer::opens::{Claim, OpenFile};
+use crate::buffer::target::Target;
 use crate::files::Files;
 use crate::files::mover::Move;
 use crate::files::unseen::Untouched;
@@ -417,7 +418,7 @@ mod tests {
     use forebay_policy::durability::Durability;
     use forebay_wire::WriteHow;
 
-    use crate::buffer::opens::Target;
+    use crate::buffer::target::Target;
     use crate::rooms::Rooms;
     use crate::testing::{FLASH, Lab, answer, create, drain, me};
 

@@ -13,7 +13,8 @@ use forebay_types::{Errno, Generation, Handle, OpenFlags, SetTime, TierId, failp
 
 use crate::base::failure::Failure;
 use crate::buffer::ledger::Refused;
-use crate::buffer::opens::{OpenFile, Target};
+use crate::buffer::opens::OpenFile;
+use crate::buffer::target::Target;
 use crate::files::Files;
 use crate::files::mover::{Move, refuse_primary};
 
@@ -608,7 +609,7 @@ mod tests {
     use forebay_types::{Errno, Handle, Ino, OpenFlags, SetAttr};
     use forebay_wire::WriteHow;
 
-    use crate::buffer::opens::Target;
+    use crate::buffer::target::Target;
     use crate::rooms::Rooms;
     use crate::testing::{FLASH, Lab, answer, create, drain, me, move_open, recorded};
 

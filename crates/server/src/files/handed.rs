@@ -9,7 +9,8 @@ use forebay_wire::{ContentVersion, Descriptor, ObjectKey, ObjectPlace, OpenMode,
 
 use crate::base::failure::Failure;
 use crate::buffer::contents::Seen;
-use crate::buffer::opens::{OpenFile, Target};
+use crate::buffer::opens::OpenFile;
+use crate::buffer::target::Target;
 use crate::files::Files;
 
 /// An object's descriptor to hand over, if it may be.

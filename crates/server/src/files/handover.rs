@@ -8,7 +8,8 @@ use forebay_policy::holders::{Holder, HolderId, HolderTier};
 use forebay_types::{TierId, limits::SPACE_UNIT_BYTES};
 
 use crate::base::failure::Failure;
-use crate::buffer::opens::{OpenFile, Target};
+use crate::buffer::opens::OpenFile;
+use crate::buffer::target::Target;
 use crate::files::Files;
 use crate::files::changeover::Leaving;
 

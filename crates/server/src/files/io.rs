@@ -8,7 +8,8 @@ use forebay_types::{Errno, Handle, limits};
 use forebay_wire::{OUT_OF_REACH, SeekWhat, WriteHow};
 
 use crate::base::failure::{Failure, both};
-use crate::buffer::opens::{OpenFile, Target};
+use crate::buffer::opens::OpenFile;
+use crate::buffer::target::Target;
 use crate::files::Files;
 use crate::files::space::Room;
 
@@ -236,7 +237,7 @@ mod tests {
     use forebay_types::{Errno, Ino, ObjectId, OpenFlags, SetAttr};
     use forebay_wire::{Link, WriteHow};
 
-    use crate::buffer::opens::Target;
+    use crate::buffer::target::Target;
     use crate::drain::picking::Line;
     use crate::rooms::Rooms;
     use crate::testing::{Lab, answer, create, drain, me, recorded};

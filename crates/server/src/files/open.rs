@@ -13,7 +13,8 @@ use forebay_types::{
 use forebay_wire::{Link, OUT_OF_REACH, Opened};
 
 use crate::base::failure::{Failure, both};
-use crate::buffer::opens::{Before, Claim, OpenFile, Target};
+use crate::buffer::opens::{Before, Claim, OpenFile};
+use crate::buffer::target::Target;
 use crate::files::Files;
 use crate::files::change::{grow_to, stale_if_gone};
 use crate::files::handed::{Handed, Local, Near, OpenResult, Way, opened};

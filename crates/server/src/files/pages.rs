@@ -17,7 +17,8 @@ use forebay_types::{Errno, Ino};
 use parking_lot::Mutex;
 
 use crate::base::failure::Failure;
-use crate::buffer::opens::{OpenFile, Target};
+use crate::buffer::opens::OpenFile;
+use crate::buffer::target::Target;
 use crate::files::Files;
 
 /// Makes the kernel write back what it keeps of a file, and forget the rest. It returns when the

@@ -7,7 +7,7 @@ use forebay_types::FileKind;
 use forebay_wire::Link;
 
 use crate::base::failure::Failure;
-use crate::buffer::opens::Target;
+use crate::buffer::target::Target;
 use crate::files::Files;
 
 impl Files {

@@ -26,7 +26,8 @@ use forebay_types::{Errno, Generation, SetTime, TierId, failpoint};
 
 use crate::base::failure::Failure;
 use crate::buffer::ledger::Refused;
-use crate::buffer::opens::{OpenFile, Target};
+use crate::buffer::opens::OpenFile;
+use crate::buffer::target::Target;
 use crate::buffer::unsent::Lacking;
 use crate::files::Files;
 use crate::files::fsync::{Flush, has_no_room};

@@ -5,7 +5,8 @@ use forebay_namespace::without_set_id;
 use forebay_types::{Cred, Errno, Ino, SetAttr};
 
 use crate::base::failure::Failure;
-use crate::buffer::opens::{OpenFile, Target};
+use crate::buffer::opens::OpenFile;
+use crate::buffer::target::Target;
 use crate::files::Files;
 
 /// The bit that lets a program run as its group.

@@ -20,7 +20,8 @@ use forebay_types::{Errno, Ino, ObjectId, TierId, limits::SPACE_UNIT_BYTES};
 
 use crate::base::failure::Failure;
 use crate::buffer::ledger::Refused;
-use crate::buffer::opens::{OpenFile, Target};
+use crate::buffer::opens::OpenFile;
+use crate::buffer::target::Target;
 use crate::files::home::Origin;
 use crate::files::mover::Move;
 use crate::files::{Files, MAKING_SPACE};

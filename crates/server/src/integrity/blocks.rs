@@ -10,7 +10,8 @@ use forebay_types::{Errno, SetTime, failpoint};
 
 use crate::base::failure::Failure;
 use crate::buffer::blocks::Blocks;
-use crate::buffer::opens::{OpenFile, Target};
+use crate::buffer::opens::OpenFile;
+use crate::buffer::target::Target;
 use crate::integrity::Integrity;
 use crate::integrity::atrest::is_exhaustion;
 

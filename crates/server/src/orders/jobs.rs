@@ -7,7 +7,7 @@ pub(in crate::orders) mod stores;
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant};
 
 use forebay_types::{Errno, limits};
 use forebay_wire::control::{JobProgress, PathFailure};
@@ -82,19 +82,16 @@ pub struct Jobs {
     next: AtomicU64,
 }
 
-impl Default for Jobs {
-    /// None. Ids of another run of the server are not those of this one: who asks for a job of
-    /// before is not told of another.
-    fn default() -> Jobs {
-        let since = SystemTime::now().duration_since(UNIX_EPOCH);
+impl Jobs {
+    /// None yet. Ids of another start of the server are not those of this one: who asks for a job
+    /// of before is not told of another.
+    pub fn of_start(epoch: u32) -> Jobs {
         Jobs {
             jobs: Mutex::default(),
-            next: AtomicU64::new(since.map_or(1, |since| since.as_nanos() as u64)),
+            next: AtomicU64::new(u64::from(epoch) << 32),
         }
     }
-}
 
-impl Jobs {
     fn find(&self, id: u64, asker: &Asker) -> Option<Arc<Job>> {
         let job = self.jobs.lock().get(&id).cloned()?;
         (asker.is_trusted() || job.uid == asker.uid()).then_some(job)

@@ -39,7 +39,7 @@ impl Orders {
         let drain = files.drain();
         Orders {
             ns: drain.base().ns().clone(),
-            jobs: Jobs::default(),
+            jobs: Jobs::of_start(drain.base().epoch()),
             versions: Versions::default(),
             base: drain.base().clone(),
             catalog: drain.catalog().clone(),

@@ -42,6 +42,9 @@ fn nobodys(cluster: &Cluster, program: &Path, args: &[&str]) -> Output {
     run_bounded(without_settings(command.uid(NOBODY).gid(NOBODY)), LONG)
 }
 
+/// Id of the first job of the first start.
+const FIRST: u64 = (1 << 32) + 1;
+
 #[test]
 fn promise_13_a_movement_is_cancelled_by_its_user_alone_and_says_so() {
     if needs_root() {
@@ -54,18 +57,18 @@ fn promise_13_a_movement_is_cancelled_by_its_user_alone_and_says_so() {
     let (output, seen) = std::thread::scope(|scope| {
         let waiting = scope.spawn(|| cluster.on_path(&["stage-out", "--wait"], "f"));
         wait_until("the file is counted", || {
-            job(&cluster, 1).is_some_and(|job| !job.counting)
+            job(&cluster, FIRST).is_some_and(|job| !job.counting)
         });
         let seen = as_user(NOBODY, || {
-            let cancelled = ask(&cluster, Control::Cancel { id: 1 });
-            (cancelled, job(&cluster, 1))
+            let cancelled = ask(&cluster, Control::Cancel { id: FIRST });
+            (cancelled, job(&cluster, FIRST))
         });
-        let unharmed = job(&cluster, 1).expect("root's own job");
+        let unharmed = job(&cluster, FIRST).expect("root's own job");
         assert!(
             !unharmed.finished && unharmed.left.is_empty(),
             "{unharmed:?}"
         );
-        ask(&cluster, Control::Cancel { id: 1 });
+        ask(&cluster, Control::Cancel { id: FIRST });
         (waiting.join().expect("stage-out"), seen)
     });
     cluster.fuse_pfs().go_on();

@@ -17,7 +17,7 @@ use forebay_types::{Errno, Statfs, failpoint};
 use super::{Unfinished, has_moved, on_pfs};
 use crate::base::failure::Failure;
 use crate::base::settings::Verify;
-use crate::buffer::opens::Target;
+use crate::buffer::target::Target;
 use crate::drain::Drain;
 use crate::integrity::atrest::{Looked, Purpose};
 

@@ -9,7 +9,8 @@ use parking_lot::{RwLockReadGuard, RwLockWriteGuard};
 
 use super::Candidates;
 use crate::base::failure::Failure;
-use crate::buffer::opens::{OpenFile, SHARDS, Target};
+use crate::buffer::opens::{OpenFile, SHARDS};
+use crate::buffer::target::Target;
 use crate::files::Files;
 
 impl Files {

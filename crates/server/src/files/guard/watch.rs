@@ -15,7 +15,7 @@ use forebay_types::{Errno, format_size};
 use super::{
     EVICTION_PAUSE, Growing, Guard, Hold, LOOK, LOOK_AFAR, LOOKS_BEFORE_SLEEP, SLEEP, be_punctual,
 };
-use crate::buffer::opens::Target;
+use crate::buffer::target::Target;
 use crate::files::Files;
 
 /// The thread of the guard of a server's tiers.

@@ -10,7 +10,7 @@ use forebay_types::Errno;
 
 use super::{Begun, InPlace, NotFlushed, Standing, loss};
 use crate::base::failure::Failure;
-use crate::buffer::opens::Target;
+use crate::buffer::target::Target;
 use crate::files::Files;
 use crate::files::losses::{Loss, OnPfs};
 

@@ -8,7 +8,8 @@ use forebay_tiers::PfsId;
 
 use super::{Loss, OnPfs};
 use crate::base::failure::Failure;
-use crate::buffer::opens::{OpenFile, Target};
+use crate::buffer::opens::OpenFile;
+use crate::buffer::target::Target;
 use crate::files::Files;
 
 impl Files {

@@ -10,7 +10,7 @@ use forebay_types::{Attr, Cred, Generation, Ino, ObjectId, OpenFlags, TierId, fa
 use forebay_wire::{Link, Opened};
 
 use crate::base::failure::Failure;
-use crate::buffer::opens::Target;
+use crate::buffer::target::Target;
 use crate::catalog::naming::UNNAMED;
 use crate::files::Files;
 use crate::files::home::Origin;

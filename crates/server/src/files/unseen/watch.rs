@@ -12,7 +12,8 @@ use super::{LOOK_FIRST, LOOK_LAST, SHARE_OF_TIME, Untouched};
 use forebay_wire::OUT_OF_REACH;
 
 use crate::base::failure::Failure;
-use crate::buffer::opens::{Before, OpenFile, Target};
+use crate::buffer::opens::{Before, OpenFile};
+use crate::buffer::target::Target;
 use crate::files::Files;
 
 /// The thread that asks the kernel about files of a server's tiers that can still be written.

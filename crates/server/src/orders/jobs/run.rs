@@ -15,7 +15,7 @@ use super::{
     fail_missing, inplace, left,
 };
 use crate::base::failure::Failure;
-use crate::buffer::opens::Target;
+use crate::buffer::target::Target;
 use crate::orders::Orders;
 use crate::orders::asker::Asker;
 use crate::orders::asker::sight::Sight;
@@ -485,7 +485,7 @@ mod tests {
 
     #[test]
     fn users_have_few_jobs_and_see_their_own() {
-        let jobs = Jobs::default();
+        let jobs = Jobs::of_start(1);
         // Neither of them runs the test.
         let (one, other) = (asker(4_000_000), asker(4_000_001));
         let mut own = Vec::new();

@@ -8,7 +8,8 @@ use forebay_tiers::PfsId;
 use forebay_types::{Errno, Ino};
 
 use crate::base::failure::Failure;
-use crate::buffer::opens::{OpenFile, Target};
+use crate::buffer::opens::OpenFile;
+use crate::buffer::target::Target;
 use crate::orders::Orders;
 use crate::orders::walk::Visited;
 

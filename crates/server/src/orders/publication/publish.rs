@@ -12,7 +12,7 @@ use forebay_wire::control::VersionStatus;
 
 use super::{Figures, LOOK, pause_after};
 use crate::base::failure::Failure;
-use crate::buffer::opens::Target;
+use crate::buffer::target::Target;
 use crate::orders::Orders;
 
 impl Orders {

@@ -11,7 +11,8 @@ use forebay_tiers::TierKind;
 use forebay_types::Errno;
 
 use super::{SHARES_EVERY_TICKS, TICK, Turn};
-use crate::buffer::opens::{OpenFile, Target};
+use crate::buffer::opens::OpenFile;
+use crate::buffer::target::Target;
 use crate::plan::Plan;
 use crate::plan::eviction::Leaving;
 

@@ -16,7 +16,7 @@ use super::{
     STORED_MAX, Stored, Writer,
 };
 use crate::base::settings::Settings;
-use crate::buffer::opens::Target;
+use crate::buffer::target::Target;
 use crate::plan::Plan;
 
 /// What is read.
