@@ -8,7 +8,7 @@ use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use forebay_testkit::{
     Cluster, LONG, Output, as_user, listing, needs_root, pattern, program_for_everybody,
@@ -42,8 +42,13 @@ fn nobodys(cluster: &Cluster, program: &Path, args: &[&str]) -> Output {
     run_bounded(without_settings(command.uid(NOBODY).gid(NOBODY)), LONG)
 }
 
-/// Id of the first job of the first start.
-const FIRST: u64 = (1 << 32) + 1;
+/// The first job of this start: the id begins with the second of the start.
+fn first_job(cluster: &Cluster) -> Option<u64> {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH);
+    let now_s = since.expect("after 1970").as_secs();
+    let mut ids = (now_s - 600..=now_s).rev().map(|start| (start << 32) + 1);
+    ids.find(|id| job(cluster, *id).is_some())
+}
 
 #[test]
 fn promise_13_a_movement_is_cancelled_by_its_user_alone_and_says_so() {
@@ -56,19 +61,25 @@ fn promise_13_a_movement_is_cancelled_by_its_user_alone_and_says_so() {
     cluster.fuse_pfs().hang();
     let (output, seen) = std::thread::scope(|scope| {
         let waiting = scope.spawn(|| cluster.on_path(&["stage-out", "--wait"], "f"));
+        let mut first = None;
+        wait_until("the order has come", || {
+            first = first_job(&cluster);
+            first.is_some()
+        });
+        let id = first.expect("it has come");
         wait_until("the file is counted", || {
-            job(&cluster, FIRST).is_some_and(|job| !job.counting)
+            job(&cluster, id).is_some_and(|job| !job.counting)
         });
         let seen = as_user(NOBODY, || {
-            let cancelled = ask(&cluster, Control::Cancel { id: FIRST });
-            (cancelled, job(&cluster, FIRST))
+            let cancelled = ask(&cluster, Control::Cancel { id });
+            (cancelled, job(&cluster, id))
         });
-        let unharmed = job(&cluster, FIRST).expect("root's own job");
+        let unharmed = job(&cluster, id).expect("root's own job");
         assert!(
             !unharmed.finished && unharmed.left.is_empty(),
             "{unharmed:?}"
         );
-        ask(&cluster, Control::Cancel { id: FIRST });
+        ask(&cluster, Control::Cancel { id });
         (waiting.join().expect("stage-out"), seen)
     });
     cluster.fuse_pfs().go_on();
