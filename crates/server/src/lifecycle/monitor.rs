@@ -52,6 +52,10 @@ pub fn run(lifecycle: &Arc<Lifecycle>) {
             if mend_store(lifecycle) {
                 lifecycle.buffer.leave_overflow_late();
                 lifecycle.buffer.leave_copies_late();
+                // With other nodes a thread of its own does that, which may hang with one of them.
+                if lifecycle.buffer.tiers().holders().is_empty() {
+                    lifecycle.sweep_left();
+                }
             }
             mend_at = Instant::now() + MEND_EVERY;
         }
