@@ -82,6 +82,12 @@ fn behaves_like_the_model() {
     run_seeds(1);
 }
 
+/// A drained file in memory, with a copy that an fsync has left on flash, is cut: the copy goes.
+#[test]
+fn behaves_like_the_model_where_a_copy_is_left_by_a_change() {
+    run(3_215_216_330, 1, 250);
+}
+
 #[test]
 fn behaves_like_the_model_with_two_clients() {
     run_seeds(2);
