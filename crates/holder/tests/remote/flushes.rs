@@ -5,6 +5,15 @@ use forebay_tiers::{WriteBack, start_writeback, wait_writeback};
 
 use super::*;
 
+/// A data server whose flash fails as a test says.
+fn on_faulty_flash(dir: &Path) -> (Arc<FaultyTier>, Arc<DataServer>) {
+    let faulty = Arc::new(FaultyTier::new(flash(dir)));
+    let tiers = faulty.clone();
+    let open = move |_| Ok(vec![tiers.clone() as Arc<dyn Tier>]);
+    let server = DataServer::new("boot 1".into(), Vec::new(), Box::new(open), None);
+    (faulty, server)
+}
+
 #[test]
 fn what_is_open_goes_on_over_the_end_of_a_session() {
     let dir = tempfile::tempdir().expect("a directory");
@@ -28,10 +37,7 @@ fn what_is_open_goes_on_over_the_end_of_a_session() {
 #[test]
 fn a_failed_flush_whose_answer_was_lost_is_told_to_who_asks_again() {
     let dir = tempfile::tempdir().expect("a directory");
-    let faulty = Arc::new(FaultyTier::new(flash(dir.path())));
-    let tiers = faulty.clone();
-    let open = move |_| Ok(vec![tiers.clone() as Arc<dyn Tier>]);
-    let server = DataServer::new("boot 1".into(), Vec::new(), Box::new(open), None);
+    let (faulty, server) = on_faulty_flash(dir.path());
     let connection = Breaking::new(server.clone());
     let tier = tier_of(connection.clone());
     let object = create(&tier, 1);
@@ -72,10 +78,7 @@ fn dirty_pages_are_written_where_they_are() {
 #[test]
 fn a_failed_flush_is_told_until_the_object_was_compared_and_no_more() {
     let dir = tempfile::tempdir().expect("a directory");
-    let faulty = Arc::new(FaultyTier::new(flash(dir.path())));
-    let tiers = faulty.clone();
-    let open = move |_| Ok(vec![tiers.clone() as Arc<dyn Tier>]);
-    let server = DataServer::new("boot 1".into(), Vec::new(), Box::new(open), None);
+    let (faulty, server) = on_faulty_flash(dir.path());
     let connection = Breaking::new(server.clone());
     let tier = tier_of(connection.clone());
     let object = create(&tier, 1);
@@ -102,10 +105,7 @@ fn a_failed_flush_is_told_until_the_object_was_compared_and_no_more() {
 #[test]
 fn a_failed_write_back_that_nobody_has_heard_of_is_told_to_the_next_session() {
     let dir = tempfile::tempdir().expect("a directory");
-    let faulty = Arc::new(FaultyTier::new(flash(dir.path())));
-    let tiers = faulty.clone();
-    let open = move |_| Ok(vec![tiers.clone() as Arc<dyn Tier>]);
-    let server = DataServer::new("boot 1".into(), Vec::new(), Box::new(open), None);
+    let (faulty, server) = on_faulty_flash(dir.path());
     let connection = Breaking::new(server.clone());
     let tier = tier_of(connection.clone());
     let object = create(&tier, 1);

@@ -407,23 +407,12 @@ impl Files {
             return Ok(Promotion::Busy);
         }
         if let Some((open, target)) = &mut held {
-            open.mark_verified();
-            open.budget_bytes
-                .store(0, std::sync::atomic::Ordering::Release);
             if loses {
                 self.buffer.opens().lose(open);
             }
-            open.unsent.begin_anew();
-            open.end_passthrough();
             let (file, object) = (file.clone(), object.clone());
-            open.put(
-                target,
-                Target::Buffer {
-                    file,
-                    object,
-                    tier: to,
-                },
-            );
+            let tier = to;
+            goes_on_in(open, target, Target::Buffer { file, object, tier });
         }
         if loses && held.is_none() {
             // Who comes back with it, or opens it, is told.
@@ -480,6 +469,16 @@ impl Files {
     pub fn recall_by(&self, recall: super::Recall) {
         drop(self.recall.set(recall));
     }
+}
+
+/// Who has a file open goes on with this second copy, by requests.
+fn goes_on_in(open: &OpenFile, target: &mut Target, copy: Target) {
+    open.mark_verified();
+    open.budget_bytes
+        .store(0, std::sync::atomic::Ordering::Release);
+    open.unsent.begin_anew();
+    open.end_passthrough();
+    open.put(target, copy);
 }
 
 /// Whether something was written that a second copy has not; `None`: the records know.

@@ -102,12 +102,10 @@ fn a_short_silence_costs_a_reconnect() {
     assert_eq!(server.status().sessions.len(), 1);
 }
 
-#[test]
-fn a_request_that_runs_keeps_a_broken_link_waiting_and_the_session_alive() {
-    let (world, _server, proxy, client) = held(LEASE);
+/// Each link is cut under a request that runs, and no link is let in for longer than the lease.
+fn cut_while_both_run(world: &World, proxy: &Proxy, client: &NetConnection) {
     std::thread::scope(|scope| {
         let callers = [0, 1].map(|link| {
-            let client = &client;
             scope.spawn(move || {
                 let gate = 10 + link as u64;
                 let reply = forebay_wire::Connection::call_on(
@@ -122,7 +120,6 @@ fn a_request_that_runs_keeps_a_broken_link_waiting_and_the_session_alive() {
         });
         until("both run", || world.running.load(Ordering::SeqCst) == 2);
         proxy.cut();
-        // No link is let in meanwhile, for longer than the lease.
         std::thread::sleep(LEASE * 2);
         assert_eq!(client.lost(), None);
         assert!(client.status().iter().all(|link| !link.connected));
@@ -132,6 +129,12 @@ fn a_request_that_runs_keeps_a_broken_link_waiting_and_the_session_alive() {
             assert_eq!(caller.join().expect("caller"), Ok(Response::Done));
         }
     });
+}
+
+#[test]
+fn a_request_that_runs_keeps_a_broken_link_waiting_and_the_session_alive() {
+    let (world, _server, proxy, client) = held(LEASE);
+    cut_while_both_run(&world, &proxy, &client);
     assert_eq!((world.times(10), world.times(11)), (1, 1));
 }
 
@@ -153,26 +156,7 @@ fn what_is_under_way_ends_where_a_server_is_given_up() {
 #[test]
 fn a_server_that_runs_a_request_is_not_given_up_for_its_links() {
     let (world, _server, proxy, client) = reached(LONG_LEASE * 8, Some(LEASE));
-    std::thread::scope(|scope| {
-        let callers = [0, 1].map(|link| {
-            let client = &client;
-            scope.spawn(move || {
-                let request = counted_behind(10 + link as u64);
-                let reply = forebay_wire::Connection::call_on(client, link, request, &[], &mut []);
-                reply.map(|reply| reply.response)
-            })
-        });
-        until("both run", || world.running.load(Ordering::SeqCst) == 2);
-        proxy.cut();
-        std::thread::sleep(LEASE * 2);
-        assert_eq!(client.lost(), None);
-        assert!(client.status().iter().all(|link| !link.connected));
-        world.open(10);
-        world.open(11);
-        for caller in callers {
-            assert_eq!(caller.join().expect("caller"), Ok(Response::Done));
-        }
-    });
+    cut_while_both_run(&world, &proxy, &client);
 }
 
 #[test]
