@@ -233,6 +233,7 @@ def cluster(binary, base, clients, dram, flash_size, data_servers=False, standby
     holders = [] if standby else [1]
     holders += range(2, clients + 2) if data_servers else ()
     with contextlib.ExitStack() as stack:
+        share_mounts(stack, base)
         pfs = stack.enter_context(loop_ext4(base, "pfs", PFS_BYTES))
         disks = {number: [disk(stack, base, f"state{number}", STATE_BYTES)] for number in [*holders, *((1, STANDBY) if standby else ())]}
         for number in holders:
@@ -253,6 +254,14 @@ def cluster(binary, base, clients, dram, flash_size, data_servers=False, standby
         finally:
             if running and running.etcd:
                 stop(running.etcd)
+
+
+def share_mounts(stack, base):
+    """What is unmounted below `base` is unmounted in the copies, too, that others have made of the tree of mounts meanwhile (`ip netns exec`): else a
+    disk whose power is cut is still mounted there, and comes back with the errors of before."""
+    run(["mount", "--bind", base, base])
+    stack.callback(run, ["umount", "-l", base])
+    run(["mount", "--make-shared", base])
 
 
 def disk(stack, base, name, size):

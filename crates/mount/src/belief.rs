@@ -32,7 +32,8 @@ struct Written {
 ///
 /// 1. Attributes of a file that the kernel writes by itself. They change through mappings without
 ///    the kernel's knowing, so the kernel is to ask for them every time.
-/// 2. A mode with set-id bits. A write takes these bits away. After the write the kernel asks for
+/// 2. Size and times of a file whose node is away: they are from before.
+/// 3. A mode with set-id bits. A write takes these bits away. After the write the kernel asks for
 ///    size and times, but not for the mode.
 #[derive(Default)]
 pub(crate) struct Belief {
@@ -156,7 +157,7 @@ impl Belief {
             self.set_ids.store(shown.len(), Ordering::Release);
         }
         let firm = (self.direct && shown.firm).then(|| self.recalled.firm(asked));
-        let of_attr = match self.is_written(attr.ino) {
+        let of_attr = match shown.outdated || self.is_written(attr.ino) {
             true => Duration::ZERO,
             false => firm.as_ref().map_or(self.believed, |firm| firm.span),
         };

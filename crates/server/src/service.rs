@@ -226,9 +226,10 @@ impl Server {
         let found = ns.lookup(link.parent, &link.name)?;
         let birth_ns = ns.birth_of(found.attr.ino);
         let files = &self.rooms.files;
-        let attr = files.live_attr(found.attr, found.file.as_ref())?;
+        let (attr, outdated) = files.attr_of_name(found.attr, found.file.as_ref())?;
         Ok(Shown {
             birth_ns,
+            outdated,
             ..attr.into()
         })
     }
@@ -274,7 +275,11 @@ impl Server {
                 Response::Attr(ns.symlink(link.parent, &link.name, &target, &cred)?.into())
             }
             Request::Link { ino, link, cred } => {
-                Response::Attr(rooms.files.link(ino, &link, &cred)?.into())
+                let (attr, outdated) = rooms.files.link(ino, &link, &cred)?;
+                Response::Attr(Shown {
+                    outdated,
+                    ..attr.into()
+                })
             }
             Request::Statfs => Response::Statfs(ns.statfs()?),
             Request::PfsHealth => {

@@ -355,6 +355,9 @@ pub struct Shown {
     /// the id it tells a file from another one over restarts of the server. Of a file that was born
     /// here the id alone does.
     pub birth_ns: u64,
+    /// The node of the file is away: size and times are what the server saw last. Nobody may
+    /// believe them, and who asks for the attributes alone waits for the node.
+    pub outdated: bool,
 }
 
 impl std::ops::Deref for Shown {
@@ -382,6 +385,7 @@ impl From<Attr> for Shown {
             firm: false,
             whole: false,
             birth_ns: 0,
+            outdated: false,
         }
     }
 }

@@ -345,6 +345,7 @@ impl Files {
         let path = file.path();
         let mut lease = 0;
         let mut before = None;
+        let mut found = None;
         if flags.writes() {
             self.catalog.apps().opened_for_write(file.object);
             // The kernel's own writes would leave set-id bits standing.
@@ -353,6 +354,7 @@ impl Files {
                 state.meta.perm & 0o6000 == 0 && state.unnamed.is_none()
             };
             let stat = object.stat()?;
+            found = Some(stat);
             if passthrough {
                 let predicted = self
                     .catalog
@@ -382,6 +384,9 @@ impl Files {
             self.hold_open(&target);
         }
         let open = self.buffer.opens().make(file.ino, target, passthrough);
+        if let Some(stat) = &found {
+            open.last_seen.saw(stat);
+        }
         open.lease_bytes.store(lease, Ordering::Release);
         *open.before.lock() = before;
         Ok(open)
@@ -568,9 +573,36 @@ impl Files {
             Target::Pfs { writable, .. } => *writable,
         };
         if live && !(self.buffer.is_on_pfs(&target) && self.base.health().is_silent()) {
-            grow_to(&mut attr, &target.object().stat()?);
+            let stat = target.object().stat()?;
+            open.last_seen.saw(&stat);
+            grow_to(&mut attr, &stat);
         }
         Ok(attr)
+    }
+
+    /// Attributes to show with a name that was looked up. The kernel holds the directory until it
+    /// has them, and whoever wants another name there waits: so they are, while the node of the
+    /// file is away, what was seen last. Whether that is so.
+    pub fn attr_of_name(
+        &self,
+        attr: Attr,
+        file: Option<&Arc<File>>,
+    ) -> Result<(Attr, bool), Failure> {
+        match (self.live_attr(attr, file), file) {
+            (Err(failure), Some(file)) if failure.errno() == OUT_OF_REACH => {
+                let mut last = file.attr();
+                last.nlink = attr.nlink;
+                if let Some(open) = self.buffer.opens().by_ino(attr.ino) {
+                    let (size, stat) = open.last_seen.look(last.size);
+                    last.size = size;
+                    if let Some(stat) = stat {
+                        grow_to(&mut last, &stat);
+                    }
+                }
+                Ok((last, true))
+            }
+            (live, _) => live.map(|attr| (attr, false)),
+        }
     }
 }
 

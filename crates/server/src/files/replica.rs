@@ -58,6 +58,17 @@ pub enum Promotion {
     Done,
 }
 
+/// What became of a file that lacks a second copy.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Replicated {
+    /// It has one.
+    Done,
+    /// The file is in use just now, and is to be tried again.
+    Busy,
+    /// No other server has room for one.
+    NoPlace,
+}
+
 impl Files {
     /// Whether two tiers are of different servers.
     pub(super) fn is_second(&self, tier: TierId, of: TierId) -> bool {
@@ -547,16 +558,15 @@ impl Files {
         file.is_copy_wanted() || by_opener()
     }
 
-    /// Makes it, or brings it up to date, now. `false`: there is no place for it, or the file is in
-    /// use.
-    pub fn replicate(&self, file: &Arc<File>, control: &CopyControl<'_>) -> Result<bool, Failure> {
+    /// Makes it, or brings it up to date, now.
+    pub fn replicate(&self, file: &Arc<File>, control: &CopyControl<'_>) -> Result<Replicated, Failure> {
         let open = self.buffer.opens().by_ino(file.ino);
         let _one = open.as_ref().map(|open| open.growing.lock());
         let Some(_copying) = file.try_copying() else {
-            return Ok(false);
+            return Ok(Replicated::Busy);
         };
         if !self.lacks_second(file) {
-            return Ok(true);
+            return Ok(Replicated::Done);
         }
         let tier = file.tier();
         let object = self.buffer.tiers().open_object(tier, file.object)?;
@@ -585,9 +595,9 @@ impl Files {
         match made? {
             Second::There { outdated } => {
                 self.drop_outdated_second(file, outdated);
-                Ok(true)
+                Ok(Replicated::Done)
             }
-            Second::NoPlace => Ok(false),
+            Second::NoPlace => Ok(Replicated::NoPlace),
         }
     }
 }

@@ -14,7 +14,7 @@ use forebay_policy::rereplication::{NextCopy, OnlyCopy, ReReplication, Unprotect
 use forebay_tiers::{CopyControl, TierKind};
 use forebay_types::{Errno, ObjectId, format_size};
 
-use crate::files::replica::Promotion;
+use crate::files::replica::{Promotion, Replicated};
 use crate::lifecycle::Lifecycle;
 
 /// Between two looks at the data servers.
@@ -65,6 +65,8 @@ struct Unsafe {
 struct Without {
     before: u64,
     is_told: bool,
+    /// Why the last one that was tried could not be copied.
+    why: Option<String>,
 }
 
 impl Without {
@@ -72,9 +74,11 @@ impl Without {
     fn tell(&mut self, lifecycle: &Lifecycle, found: Unsafe) {
         const WHAT: &[u8] = b"(second copies)";
         if found.files > 0 && self.before > 0 && !self.is_told {
+            let why = self.why.as_ref();
+            let why = why.map_or(String::new(), |why| format!(" (the last one: {why})"));
             let reason = format!(
                 "{} files with {} have no second copy: they are copied as fast as replica_rate allows, where another \
-                 server has room on flash",
+                 server has room on flash{why}",
                 found.files,
                 format_size(found.bytes)
             );
@@ -129,7 +133,7 @@ pub fn replicate(lifecycle: &Arc<Lifecycle>) {
         due.store(!files.is_empty(), Ordering::Relaxed);
         let pause = match queue.next(begun.elapsed().as_secs_f64()) {
             NextCopy::Copy(id) => {
-                lifecycle.protect(&mut queue, &mut files, ObjectId(id));
+                without.why = lifecycle.protect(&mut queue, &mut files, ObjectId(id));
                 continue;
             }
             NextCopy::Pause(s) => Duration::from_secs_f64(s),
@@ -221,17 +225,16 @@ impl Lifecycle {
         }
     }
 
+    /// Why a file could not be copied.
     fn protect(
         &self,
         queue: &mut ReReplication,
         files: &mut HashMap<ObjectId, Arc<File>>,
         object: ObjectId,
-    ) {
+    ) -> Option<String> {
         // What cannot be done now is found again by the next look.
         queue.settled(object.0);
-        let Some(file) = files.remove(&object) else {
-            return;
-        };
+        let file = files.remove(&object)?;
         // It has paid for itself before; this keeps what it takes from coming at once.
         let rate = self.settings.replica_rate_bytes_per_s as f64;
         let control = CopyControl {
@@ -241,11 +244,16 @@ impl Lifecycle {
                 self.pause_unless_wanted(&file, pause);
             },
         };
-        if let Err(failure) = self.files.replicate(&file, &control) {
-            tracing::warn!(
-                "{}: no second copy yet: {failure}",
-                file.path().escape_ascii()
-            );
+        match self.files.replicate(&file, &control) {
+            Ok(Replicated::Done | Replicated::Busy) => None,
+            Ok(Replicated::NoPlace) => Some("no server has room for it".to_string()),
+            Err(failure) => {
+                tracing::warn!(
+                    "{}: no second copy yet: {failure}",
+                    file.path().escape_ascii()
+                );
+                Some(failure.to_string())
+            }
         }
     }
 }

@@ -1,7 +1,7 @@
 //! What an answered request has shown and changed, so far as other clients may believe it.
 
 use forebay_types::{Errno, Handle, Ino};
-use forebay_wire::{Link, OpenMode, Request, Response, Shown};
+use forebay_wire::{Link, OpenMode, Request, Response};
 use smallvec::SmallVec;
 
 use super::shown::{NameKey, ShownLately, Targets};
@@ -261,8 +261,8 @@ impl Effect {
         if let Some(parent) = &mut parent {
             parent.whole = parent.whole && lately.is_whole(parent.attr.ino, client);
         }
-        for Shown { attr, firm, .. } in std::iter::once(&mut *shown).chain(parent) {
-            *firm = lately.show_attr(attr.ino, client, self.since);
+        for shown in std::iter::once(&mut *shown).chain(parent) {
+            shown.firm = lately.show_attr(shown.attr.ino, client, self.since) && !shown.outdated;
         }
         if let Some(name) = self.shows {
             lately.leads_to(name, Some(shown.attr.ino));

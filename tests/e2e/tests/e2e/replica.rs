@@ -10,6 +10,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use forebay_testkit::{Fleet, needs_nodes, pattern, wait_until};
+use rustix::fs::{AtFlags, Mode, OFlags, StatxFlags};
 use rustix::process::Signal;
 
 const MIB: usize = 1 << 20;
@@ -449,4 +450,54 @@ fn promise_8_what_a_kernel_had_by_itself_goes_on_where_its_whole_node_is_gone() 
     // Who still has it open hears that it went elsewhere.
     drop((&file).write_all(b"into the void"));
     file.sync_all().expect_err("its mount is gone");
+}
+
+#[test]
+fn promise_8_a_name_whose_node_is_away_holds_up_no_directory() {
+    if needs_nodes() {
+        return;
+    }
+    let mut fleet = Fleet::of_data_servers_with(2, TWO, KEEP);
+    fs::create_dir(fleet.mnt(2, "d")).expect("mkdir");
+    drop(write_synced(fleet.mnt(1, "d/f"), 1, MIB));
+    // The kernel of the node has it by itself.
+    let file = OpenOptions::new().append(true).open(fleet.mnt(1, "d/f"));
+    let file = file.expect("open");
+    (&file).write_all(b"promised").expect("write");
+    file.sync_all().expect("fsync");
+    let found = fs::metadata(fleet.mnt(2, "d/f")).expect("stat");
+    assert_eq!(found.len(), (MIB + 8) as u64);
+    fleet.kill_data(1);
+    // Who wants its attributes or bytes waits, and nobody who wants other names.
+    let place = fleet.mnt(2, "d/f");
+    let stat = std::thread::spawn(move || fs::metadata(place));
+    let place = fleet.mnt(2, "d/f");
+    let read = std::thread::spawn(move || fs::read(place));
+    std::thread::sleep(Duration::from_secs(5));
+    let looked = Instant::now();
+    for node in [1, 2] {
+        let found = rustix::fs::open(
+            fleet.mnt(node, "d/f"),
+            OFlags::PATH | OFlags::CLOEXEC,
+            Mode::empty(),
+        );
+        let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
+        let found = rustix::fs::statx(found.expect("found"), "", flags, StatxFlags::SIZE);
+        assert_eq!(found.expect("known").stx_size, (MIB + 8) as u64);
+        let other = format!("d/other-{node}");
+        fs::write(fleet.mnt(node, &other), b"other").expect("create");
+        assert!(fs::read_dir(fleet.mnt(node, "d")).expect("list").count() > 1);
+    }
+    fs::rename(fleet.mnt(2, "d/f"), fleet.mnt(2, "d/g")).expect("rename");
+    fs::write(fleet.mnt(2, "d/h"), b"replaced").expect("create");
+    fs::rename(fleet.mnt(1, "d/g"), fleet.mnt(1, "d/h")).expect("rename");
+    assert!(looked.elapsed() < SOON, "{:?}", looked.elapsed());
+    assert!(!stat.is_finished() && !read.is_finished(), "they wait");
+    (&file).write_all(b" and more").expect("write");
+    fleet.start_data(1, "this boot");
+    let found = stat.join().expect("no panic").expect("stat");
+    assert!(found.len() >= (MIB + 8) as u64);
+    read.join().expect("no panic").expect("read");
+    let read = fs::read(fleet.mnt(2, "d/h")).expect("read");
+    assert_eq!(read[MIB..], *b"promised and more");
 }

@@ -7,7 +7,7 @@ use forebay_policy::durability::Durability;
 use forebay_policy::placement::NewFile;
 use forebay_tiers::{Identity, ParentKey};
 use forebay_types::{Attr, Cred, Generation, Ino, ObjectId, OpenFlags, TierId, failpoint};
-use forebay_wire::{Link, Opened};
+use forebay_wire::{Link, OUT_OF_REACH, Opened};
 
 use crate::base::failure::Failure;
 use crate::buffer::target::Target;
@@ -89,8 +89,8 @@ impl Files {
         }
     }
 
-    /// Gives a file a further name, or its first.
-    pub fn link(&self, ino: Ino, to: &Link, cred: &Cred) -> Result<Attr, Failure> {
+    /// Gives a file a further name, or its first. See [`Files::attr_of_name`].
+    pub fn link(&self, ino: Ino, to: &Link, cred: &Cred) -> Result<(Attr, bool), Failure> {
         let linked = match self.ns.node(ino)? {
             Node::File(file) if file.lock().unnamed.is_some() => {
                 self.link_first(&file, to, cred)?
@@ -101,7 +101,14 @@ impl Files {
             }
         };
         self.was_linked(ino, to);
-        self.getattr(linked.ino)
+        match self.getattr(linked.ino) {
+            // The name is there: it is not to be made again.
+            Err(failure) if failure.errno() == OUT_OF_REACH => {
+                let (attr, file) = self.ns.getattr(linked.ino)?;
+                self.attr_of_name(attr, file.as_ref())
+            }
+            live => live.map(|attr| (attr, false)),
+        }
     }
 
     fn link_first(&self, file: &Arc<File>, to: &Link, cred: &Cred) -> Result<Attr, Failure> {
