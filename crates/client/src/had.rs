@@ -368,6 +368,13 @@ impl Had {
         }
     }
 
+    /// Whether the caller's kernel has a file open whose bytes it asks for.
+    pub(crate) fn is_open_by_requests(&self, ino: Ino) -> bool {
+        let state = self.0.lock();
+        let mut opens = state.opens.values();
+        opens.any(|open| open.ino == ino && open.backing.is_none())
+    }
+
     /// The locks that were asked for through a handle.
     pub(crate) fn locks_of(&self, ino: Ino, handle: Handle) -> Vec<HeldLock> {
         self.0.lock().locked.of(ino, handle)

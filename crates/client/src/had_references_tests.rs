@@ -44,3 +44,26 @@ fn an_id_is_known_until_all_that_answers_have_given_by_it_is_dropped() {
     assert_eq!(asked, [look, Request::Forget(vec![(DIR, 2)])]);
     assert_eq!(client.getattr(DIR, None), Err(Errno::ESTALE));
 }
+
+#[test]
+fn a_kernel_that_has_a_file_open_hears_nothing_from_before_it_was_written() {
+    let lab = Lab::new();
+    let is_outdated = || match lab.look(DIR, "old") {
+        Ok(Response::Attr(shown)) => shown.outdated,
+        other => panic!("{other:?}"),
+    };
+    lab.server.lock().away = 1;
+    assert!(is_outdated(), "nobody has it open");
+    let handle = lab.open(OLD);
+    lab.server.lock().away = 2;
+    lab.server.lock().asked.clear();
+    assert!(!is_outdated());
+    let asked = lab.server.lock().asked.clone();
+    let given_back = asked
+        .iter()
+        .filter(|request| **request == Request::Forget(vec![(OLD, 1)]));
+    assert_eq!(given_back.count(), 2, "{asked:?}");
+    drop(lab.ask(Request::Release { handle }));
+    lab.server.lock().away = 1;
+    assert!(is_outdated());
+}

@@ -58,6 +58,8 @@ struct Run {
     failing: [u32; 2],
     /// Locks are waited for.
     waits: bool,
+    /// So many looks at names find a file whose node is away.
+    away: u32,
     first: u64,
     next: u64,
     asked: Vec<Request>,
@@ -126,7 +128,12 @@ impl Connection for Session {
                 if ino == CLOSED {
                     return Err(Errno::EACCES);
                 }
-                Response::Attr(shown(ino, birth))
+                let outdated = run.away > 0;
+                run.away = run.away.saturating_sub(1);
+                Response::Attr(Shown {
+                    outdated,
+                    ..shown(ino, birth)
+                })
             }
             Request::FindNameless { .. } if run.failing[0] > 0 => {
                 run.failing[0] -= 1;

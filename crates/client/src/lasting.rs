@@ -239,6 +239,10 @@ impl Shared {
             let error = match answer {
                 // A session that has begun meanwhile has other locks.
                 Ok(_) if is_about_locks(&request) && !self.is_present(generation) => NOT_SENT,
+                Ok(reply) if self.must_not_show(&request, &reply) => {
+                    give_back(&*session, &reply);
+                    OUT_OF_REACH
+                }
                 Ok(reply) => {
                     self.had.note(asks, generation, &reply);
                     return Ok(reply);
@@ -269,6 +273,16 @@ impl Shared {
             if is_sent && !request.may_be_asked_again() {
                 return Err(Errno::EIO);
             }
+        }
+    }
+
+    /// See [`forebay_wire::Shown::outdated`].
+    fn must_not_show(&self, request: &Request, reply: &Reply) -> bool {
+        match (request, &reply.response) {
+            (Request::Lookup { .. }, Response::Attr(shown)) if shown.outdated => {
+                self.had.is_open_by_requests(shown.attr.ino)
+            }
+            _ => false,
         }
     }
 
@@ -342,6 +356,15 @@ fn pause_after(error: Errno) -> Option<Duration> {
         UNSETTLED => Some(UNSETTLED_PAUSE),
         OUT_OF_REACH => Some(OUT_OF_REACH_PAUSE),
         _ => None,
+    }
+}
+
+/// Drops the reference of an answer that is not passed on.
+fn give_back(session: &dyn Connection, reply: &Reply) {
+    if let Response::Attr(shown) = &reply.response {
+        let forget = Request::Forget(vec![(shown.attr.ino, 1)]);
+        // A session that is over has dropped it.
+        drop(session.call(forget, &[], &mut []));
     }
 }
 

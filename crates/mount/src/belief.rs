@@ -32,7 +32,7 @@ struct Written {
 ///
 /// 1. Attributes of a file that the kernel writes by itself. They change through mappings without
 ///    the kernel's knowing, so the kernel is to ask for them every time.
-/// 2. Size and times of a file whose node is away: they are from before.
+/// 2. Size and times of a file whose node is away: they are from before it was written.
 /// 3. A mode with set-id bits. A write takes these bits away. After the write the kernel asks for
 ///    size and times, but not for the mode.
 #[derive(Default)]

@@ -355,8 +355,10 @@ pub struct Shown {
     /// the id it tells a file from another one over restarts of the server. Of a file that was born
     /// here the id alone does.
     pub birth_ns: u64,
-    /// The node of the file is away: size and times are what the server saw last. Nobody may
-    /// believe them, and who asks for the attributes alone waits for the node.
+    /// The node of the file is away: size and times are those on record, from before it was opened
+    /// for writing. Nobody may believe them, and who asks for the attributes alone waits for the
+    /// node. To a kernel that has the file open, and perhaps pages of it, they must not be told: it
+    /// would drop what is behind that size.
     pub outdated: bool,
 }
 

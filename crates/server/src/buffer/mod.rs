@@ -10,7 +10,6 @@ pub(crate) mod emptying;
 pub(crate) mod evict;
 pub(crate) mod holders;
 pub(crate) mod known;
-pub(crate) mod lastseen;
 pub(crate) mod ledger;
 pub(crate) mod opens;
 pub(crate) mod overflow;

@@ -13,7 +13,6 @@ use crate::buffer::blocks::Blocks;
 use crate::buffer::changes::Changes;
 use crate::buffer::stays::Stays;
 use crate::buffer::target::Target;
-use crate::buffer::lastseen::LastSeen;
 use crate::buffer::unsent::{LostUnopened, Unsent};
 
 /// Locks are spread over so many shards by id.
@@ -89,8 +88,6 @@ pub struct OpenFile {
     pub predicted_bytes: AtomicU64,
     /// What its second copy on another server lacks.
     pub unsent: Unsent,
-    /// What is shown of it while its node is away.
-    pub last_seen: LastSeen,
     /// A hand-over that came to nothing is not tried again at once.
     pub stays: Stays,
     /// Of what goes straight to the PFS.
@@ -133,7 +130,6 @@ impl OpenFile {
             series: AtomicU64::new(0),
             predicted_bytes: AtomicU64::new(0),
             unsent: Unsent::default(),
-            last_seen: LastSeen::default(),
             stays: Stays::default(),
             behind: WriteBehind::default(),
             has_blocks: AtomicBool::new(false),

@@ -71,10 +71,6 @@ impl Files {
         let allocated = pass.and_then(|()| target.object().allocate(mode, offset, len));
         open.unsent.changed();
         self.note_changed(&target)?;
-        let sets_end = matches!(change, SpaceChange::Allocate | SpaceChange::ZeroRange);
-        if allocated.is_ok() && sets_end {
-            open.last_seen.wrote(offset.saturating_add(len));
-        }
         drop(target);
         if allocated.is_err() && takes_space && !had_more {
             self.free_beyond_end(open)?;

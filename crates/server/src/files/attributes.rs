@@ -230,7 +230,6 @@ impl Files {
                         Target::Pfs { file, .. } => file.set_len(size)?,
                     }
                     open.unsent.changed();
-                    open.last_seen.cut(size);
                     self.note_changed(target)?;
                     break;
                 }

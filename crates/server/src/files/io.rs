@@ -106,10 +106,7 @@ impl Files {
                 false => write_object(&target, data, place),
             });
             match &written {
-                Ok((written, end)) => {
-                    open.unsent.wrote(end.saturating_sub(*written as u64)..*end);
-                    open.last_seen.wrote(*end);
-                }
+                Ok((written, end)) => open.unsent.wrote(end.saturating_sub(*written as u64)..*end),
                 Err(_) => {
                     // Some of it may be there.
                     open.unsent.failed();

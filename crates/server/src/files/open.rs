@@ -16,7 +16,7 @@ use crate::base::failure::{Failure, both};
 use crate::buffer::opens::{Before, Claim, OpenFile};
 use crate::buffer::target::Target;
 use crate::files::Files;
-use crate::files::change::{grow_to, stale_if_gone};
+use crate::files::change::stale_if_gone;
 use crate::files::handed::{Handed, Local, Near, OpenResult, Way, opened};
 use crate::integrity::atrest::Purpose;
 
@@ -63,8 +63,12 @@ impl Files {
             // It was there, or several nodes make it at once and another one was faster.
             Err(failure) if failure.errno() == Errno::EEXIST && !flags.exclusive() => {
                 let found = self.open_existing(link, flags, &cred, near);
-                // By now it may be gone again.
-                found.map_err(stale_if_taken)
+                found.map_err(|failure| match failure.errno() {
+                    // The kernel holds the directory: it looks the name up, and waits without that.
+                    OUT_OF_REACH => Errno::ESTALE.into(),
+                    // By now it may be gone again.
+                    _ => stale_if_taken(failure),
+                })
             }
             made => made,
         }
@@ -345,7 +349,6 @@ impl Files {
         let path = file.path();
         let mut lease = 0;
         let mut before = None;
-        let mut found = None;
         if flags.writes() {
             self.catalog.apps().opened_for_write(file.object);
             // The kernel's own writes would leave set-id bits standing.
@@ -354,7 +357,6 @@ impl Files {
                 state.meta.perm & 0o6000 == 0 && state.unnamed.is_none()
             };
             let stat = object.stat()?;
-            found = Some(stat);
             if passthrough {
                 let predicted = self
                     .catalog
@@ -384,9 +386,6 @@ impl Files {
             self.hold_open(&target);
         }
         let open = self.buffer.opens().make(file.ino, target, passthrough);
-        if let Some(stat) = &found {
-            open.last_seen.saw(stat);
-        }
         open.lease_bytes.store(lease, Ordering::Release);
         *open.before.lock() = before;
         Ok(open)
@@ -531,78 +530,6 @@ impl Files {
             .try_hold(object, tier, used, held, true)
             .ok()?;
         Some(held)
-    }
-
-    /// Attributes of a file that may be open: the object knows the size.
-    pub fn live_attr(&self, mut attr: Attr, file: Option<&Arc<File>>) -> Result<Attr, Failure> {
-        let Some(file) = file else {
-            return Ok(attr);
-        };
-        // The last writer may have closed it since `attr` was taken: it is in the table until the
-        // record has what it wrote. Or the file has been evicted since: then it has no names any
-        // more in the burst buffer, but all of them on the PFS.
-        let mut writing = false;
-        let (open, changing) = self.buffer.opens().look(attr.ino, |open| {
-            let nlink = attr.nlink;
-            (attr, writing) = file.attr_and_writing();
-            attr.nlink = nlink;
-            let changing = open.is_some_and(|open: &Arc<OpenFile>| {
-                open.is_written() || open.touched.load(Ordering::Acquire)
-            });
-            (open.cloned(), changing)
-        });
-        // Its last close is not on record: it has met the end of its node, or of an earlier server.
-        if !changing && writing {
-            let opened = self.buffer.tiers().open_object(file.tier(), file.object);
-            match opened.and_then(|object| object.stat()) {
-                Ok(stat) => grow_to(&mut attr, &stat),
-                // Who waits for its node learns it.
-                Err(error) if Errno::of(&error) == OUT_OF_REACH => return Err(error.into()),
-                // Who opens it gets the error; until then it has a name, and can be removed.
-                Err(error) => tracing::debug!("{}: {error}", file.path().escape_ascii()),
-            }
-            return Ok(attr);
-        }
-        let Some(open) = open else {
-            return Ok(attr);
-        };
-        let target = open.target.read();
-        let live = match &*target {
-            Target::Buffer { .. } => changing,
-            // Opened before it came into the burst buffer.
-            Target::Pfs { writable, .. } => *writable,
-        };
-        if live && !(self.buffer.is_on_pfs(&target) && self.base.health().is_silent()) {
-            let stat = target.object().stat()?;
-            open.last_seen.saw(&stat);
-            grow_to(&mut attr, &stat);
-        }
-        Ok(attr)
-    }
-
-    /// Attributes to show with a name that was looked up. The kernel holds the directory until it
-    /// has them, and whoever wants another name there waits: so they are, while the node of the
-    /// file is away, what was seen last. Whether that is so.
-    pub fn attr_of_name(
-        &self,
-        attr: Attr,
-        file: Option<&Arc<File>>,
-    ) -> Result<(Attr, bool), Failure> {
-        match (self.live_attr(attr, file), file) {
-            (Err(failure), Some(file)) if failure.errno() == OUT_OF_REACH => {
-                let mut last = file.attr();
-                last.nlink = attr.nlink;
-                if let Some(open) = self.buffer.opens().by_ino(attr.ino) {
-                    let (size, stat) = open.last_seen.look(last.size);
-                    last.size = size;
-                    if let Some(stat) = stat {
-                        grow_to(&mut last, &stat);
-                    }
-                }
-                Ok((last, true))
-            }
-            (live, _) => live.map(|attr| (attr, false)),
-        }
     }
 }
 

@@ -14,7 +14,8 @@ use forebay_policy::rereplication::{NextCopy, OnlyCopy, ReReplication, Unprotect
 use forebay_tiers::{CopyControl, TierKind};
 use forebay_types::{Errno, ObjectId, format_size};
 
-use crate::files::replica::{Promotion, Replicated};
+use crate::files::replica::Promotion;
+use crate::files::replicate::Replicated;
 use crate::lifecycle::Lifecycle;
 
 /// Between two looks at the data servers.

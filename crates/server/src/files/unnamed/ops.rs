@@ -288,7 +288,7 @@ mod tests {
         lab.store.heal();
         rooms.files.collect_garbage();
         let linked = rooms.files.link(attr.ino, &named("g"), &me());
-        assert_eq!(linked.expect("link").nlink, 1);
+        assert_eq!(linked.expect("link").0.nlink, 1);
         rooms.files.release(handle).expect("close");
         drain(rooms);
         assert_eq!(lab.on_pfs("g"), b"content");
@@ -305,7 +305,7 @@ mod tests {
         rooms.files.release(handle).expect("close");
         rooms.files.collect_garbage();
         let linked = rooms.files.link(late.ino, &named("late"), &me());
-        assert_eq!(linked.expect("link").nlink, 1);
+        assert_eq!(linked.expect("link").0.nlink, 1);
         assert_eq!(
             rooms.buffer.queue().waiting().len(),
             1,

@@ -90,8 +90,7 @@ impl Files {
         object: Arc<dyn Object>,
         tier: TierId,
     ) -> Result<(), Failure> {
-        let stat = object.stat()?;
-        let used = stat.allocated_bytes;
+        let used = object.stat()?.allocated_bytes;
         let outlasting = self.buffer.tiers().kind(tier) != TierKind::Dram;
         self.ns.begin_unseen(file, outlasting)?;
         self.buffer.book_state(file);
@@ -104,7 +103,6 @@ impl Files {
         self.make_way();
         self.hold_open(&target);
         let open = Arc::new(self.buffer.opens().make(file.ino, target, true));
-        open.last_seen.saw(&stat);
         // The guard extends it as the file grows.
         open.lease_bytes.store(used.max(1), Ordering::Release);
         let claim = self.buffer.opens().claim(file.ino);
