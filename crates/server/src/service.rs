@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::sync::mpsc::RecvTimeoutError;
 use std::time::{Duration, Instant};
 
+use forebay_namespace::Published;
 use forebay_types::{Cred, Dirent, Errno, Handle, RenameMode, failpoint, limits};
 use forebay_wire::control::{Control, ControlResponse, JobProgress};
 use forebay_wire::{Link, Peer, Reply, Request, Response, Service, Shown};
@@ -401,6 +402,7 @@ impl Server {
             RenameMode::NoReplace => {}
         }
         let had = (rooms.files.had(from), rooms.files.had(to));
+        let watched = rooms.files.in_place().watch_rename();
         let _renaming = rooms.base.ns().begin_rename(from.parent, &from.name)?;
         let renamed = rooms
             .base
@@ -425,9 +427,12 @@ impl Server {
                 let state = file.lock();
                 state.residency.published.filter(|_| state.is_dirty())
             };
-            if older
-                .is_some_and(|older| rooms.buffer.opens().holds_on_pfs(older.ino, older.btime_ns))
-            {
+            // Who had it open has closed it meanwhile, perhaps.
+            let changes = |older: Published| {
+                rooms.buffer.opens().holds_on_pfs(older.ino, older.btime_ns)
+                    || watched.has_seen(older.ino, older.btime_ns)
+            };
+            if older.is_some_and(changes) {
                 rooms.base.ns().part_from_older(&file)?;
             }
         }

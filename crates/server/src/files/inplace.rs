@@ -16,7 +16,7 @@
 pub(crate) mod flush;
 pub(crate) mod names;
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -109,6 +109,31 @@ struct State {
     dirs_failed: BTreeSet<Vec<u8>>,
     /// Changes so far.
     changes: u64,
+    /// Renames under way, and what was changed since the first of them began.
+    renames: usize,
+    meanwhile: HashSet<PfsId>,
+}
+
+/// A rename is under way: see [`InPlace::watch_rename`].
+pub struct WatchedRename<'a>(&'a InPlace);
+
+impl WatchedRename<'_> {
+    /// Whether this file of the PFS was changed here since the rename began, or a little before.
+    pub fn has_seen(&self, ino: u64, btime_ns: u64) -> bool {
+        let state = self.0.state.lock();
+        let mut changed = state.meanwhile.iter();
+        changed.any(|id| (id.ino, id.btime_ns) == (ino, btime_ns))
+    }
+}
+
+impl Drop for WatchedRename<'_> {
+    fn drop(&mut self) {
+        let mut state = self.0.state.lock();
+        state.renames -= 1;
+        if state.renames == 0 {
+            state.meanwhile = HashSet::new();
+        }
+    }
 }
 
 /// All of them.
@@ -134,10 +159,20 @@ impl InPlace {
         self.state.lock().kept.is_empty()
     }
 
+    /// From here on it is remembered which files are changed: what a rename has replaced may not be
+    /// what the rename has seen, though nobody but who had it open has changed it.
+    pub fn watch_rename(&self) -> WatchedRename<'_> {
+        self.state.lock().renames += 1;
+        WatchedRename(self)
+    }
+
     /// Keeps a file that is about to change, or has. Answers with one that is to be flushed before
     /// it is kept: then the caller comes back.
     fn note(&self, node: &Arc<PlainNode>, file: &Arc<FileObject>) -> Option<PfsId> {
         let mut state = self.state.lock();
+        if state.renames > 0 {
+            state.meanwhile.insert(node.id);
+        }
         let now = Instant::now();
         let change = state.changes + 1;
         if let Some(kept) = state.kept.get_mut(&node.id) {

@@ -197,8 +197,7 @@ fn changed_outside_between_the_look_and_the_rename_of_a_temporary_file() {
 }
 
 /// Who has the file open that a rename replaces is no outsider: what they change is gone with it.
-#[test]
-fn changed_by_who_has_it_open_while_another_file_takes_its_name() {
+fn changed_while_another_file_takes_its_name(closes_at_once: bool) {
     let scratch = Scratch::new();
     let settings = settings(scratch.path(), 8 << 20);
     let server = Arc::new(Running::start(&settings, false));
@@ -212,11 +211,14 @@ fn changed_by_who_has_it_open_while_another_file_takes_its_name() {
     server.write(old, 0, b"begun").expect("write");
     server.put(b"new", OURS);
     let (renaming, handle) = (server.clone(), old);
-    failpoint::always(Point::RenameNamed, move || {
+    failpoint::meanwhile(Point::RenameNamed, move || {
         // A moment for the drain, which has nothing better to do.
         for _ in 0..10 {
             renaming.write(handle, 0, b"again").expect("write");
             std::thread::sleep(TICK * 4);
+        }
+        if closes_at_once {
+            renaming.client.release(handle).expect("close");
         }
     });
     let (from, to) = (b"new".as_slice(), b"replaced".as_slice());
@@ -227,11 +229,23 @@ fn changed_by_who_has_it_open_while_another_file_takes_its_name() {
         me(),
     );
     renamed.expect("renamed");
-    server.write(old, 0, b"still").expect("its handle holds it");
-    server.client.release(old).expect("close");
+    if !closes_at_once {
+        server.write(old, 0, b"still").expect("its handle holds it");
+        server.client.release(old).expect("close");
+    }
     stage_out(&server);
     assert_eq!(conflicts(&snapshot(&scratch.pfs())), 0);
     assert_eq!(fs::read(&path).expect("there"), OURS);
     assert_eq!(server.read_all(b"replaced").expect("read"), OURS);
     server.instance.stop();
+}
+
+#[test]
+fn changed_by_who_has_it_open_while_another_file_takes_its_name() {
+    changed_while_another_file_takes_its_name(false);
+}
+
+#[test]
+fn changed_and_closed_while_another_file_takes_its_name() {
+    changed_while_another_file_takes_its_name(true);
 }
