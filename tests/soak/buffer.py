@@ -62,6 +62,7 @@ class Disk:
         self.mount()
 
     def mount(self):
+        self.leave_copies()
         run("mount", "-t", self.kind, "-o", "loop", self.image, self.point)
         shutil.rmtree(self.point / "lost+found", ignore_errors=True)
 
@@ -82,6 +83,19 @@ class Disk:
             if time.monotonic() > deadline:
                 raise RuntimeError(f"{self.point} is busy")
             time.sleep(0.05)
+
+    def leave_copies(self):
+        """Where others have a copy of the tree of mounts, of before the power was cut, the file system is still mounted there, with its errors:
+        it keeps the file, and another one has what is in it."""
+        deadline = time.monotonic() + 1.0
+        while run("losetup", "--noheadings", "--associated", self.image).stdout.strip():
+            if time.monotonic() < deadline:
+                time.sleep(0.05)
+                continue
+            other = self.image.with_suffix(".other")
+            run("cp", "--sparse=always", self.image, other)
+            os.replace(other, self.image)
+            return
 
     def fill(self, left):
         """Takes all but about `left` bytes, while others take some too."""
