@@ -432,8 +432,12 @@ impl Server {
                 rooms.buffer.opens().holds_on_pfs(older.ino, older.btime_ns)
                     || watched.has_seen(older.ino, older.btime_ns)
             };
-            if older.is_some_and(changes) {
-                rooms.base.ns().part_from_older(&file)?;
+            if older.is_some_and(changes)
+                && let Err(failure) = rooms.files.part_from_older(&file)
+            {
+                // The rename is done.
+                let reason = format!("what it has replaced is in use, and may be kept: {failure}");
+                rooms.base.report(file.path(), failure.errno(), reason);
             }
         }
         Ok(())

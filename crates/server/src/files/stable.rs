@@ -52,6 +52,16 @@ impl Files {
         }
     }
 
+    /// See [`forebay_namespace::Namespace::part_from_older`]: the older version goes from the PFS
+    /// at once, and must not be all that a loss of power would have left.
+    pub fn part_from_older(&self, file: &Arc<File>) -> Result<(), Failure> {
+        let level = self.catalog.durability_of_file(file);
+        if self.standing(file).is_volatile && level > Durability::Memory {
+            self.flush_for_names(file, level)?;
+        }
+        Ok(self.ns.part_from_older(file)?)
+    }
+
     fn flush_for_names(&self, file: &Arc<File>, level: Durability) -> Result<(), Failure> {
         let (tier, bytes) = {
             let state = file.lock();
