@@ -101,6 +101,7 @@ pub struct Scrub {
 #[allow(missing_docs)]
 pub struct Http {
     pub listen: Option<Listening>,
+    pub names: Option<Switch>,
 }
 
 /// One `[[rule]]`.

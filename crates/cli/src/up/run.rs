@@ -178,7 +178,7 @@ pub fn web(plan: &Plan, service: Arc<dyn Service>) -> Option<Web> {
     if !listen.is_loopback() {
         tracing::warn!("[http] listen = {listen}: everybody who reaches it sees the status");
     }
-    Web::start(listen, service)
+    Web::start(listen, plan.http_names, service)
         .inspect_err(|error| tracing::error!("no metrics and no page: {}", reason(error)))
         .ok()
 }

@@ -38,6 +38,8 @@ pub struct Plan {
     pub threads: usize,
     /// Where metrics and a page are; `None`: nowhere.
     pub http: Option<Listen>,
+    /// Whoever comes there over TCP is shown names of files and applications.
+    pub http_names: bool,
 }
 
 /// What a person calls a setting: a flag of `up`, or a key of `cluster.toml`.
@@ -112,6 +114,7 @@ pub fn settle_member(given: Given, may_mount: bool) -> Result<Plan, Failure> {
         allow_other,
         threads,
         http: given.http.listen.map(Into::into),
+        http_names: given.http.names.is_some_and(Into::into),
     })
 }
 

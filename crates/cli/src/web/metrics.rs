@@ -1,4 +1,5 @@
-//! The status as OpenMetrics text, for Prometheus and whatever else reads that.
+//! The status as text for Prometheus and whatever else reads that: OpenMetrics for who asks for it,
+//! else the older text format, of which the names are the same.
 //!
 //! Names say their unit, a counter ends in `_total`, and a label has few values: nothing is counted
 //! by file or by path. docs/metrics.md has a row for each family, which a test compares.
@@ -7,8 +8,33 @@ use std::fmt::Write;
 
 use forebay_wire::control::{ApplicationStatus, NodeStatus, StatusBits, TierStatus};
 
-/// What a reader is told that the text is.
-pub const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+/// How the text is written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Format {
+    /// OpenMetrics 1.0.
+    Open,
+    /// Text format 0.0.4.
+    Plain,
+}
+
+impl Format {
+    /// The one that a reader takes, by its header `Accept`.
+    pub fn for_reader(accept: Option<&str>) -> Format {
+        let takes = |accept: &str| accept.contains("application/openmetrics-text");
+        match accept.is_some_and(takes) {
+            true => Format::Open,
+            false => Format::Plain,
+        }
+    }
+
+    /// What a reader is told that the text is.
+    pub fn content_type(self) -> &'static str {
+        match self {
+            Format::Open => "application/openmetrics-text; version=1.0.0; charset=utf-8",
+            Format::Plain => "text/plain; version=0.0.4; charset=utf-8",
+        }
+    }
+}
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Kind {
@@ -18,35 +44,38 @@ enum Kind {
 }
 
 /// Lines of one exposition.
-#[derive(Default)]
-struct Text(String);
+struct Text {
+    lines: String,
+    format: Format,
+}
 
 impl Text {
-    /// A family: its name without `_total`, its unit where it has one, and what it means.
+    /// A family: its name without `_total`, and what it means.
     fn family(&mut self, name: &str, kind: Kind, help: &str) -> Family<'_> {
-        let word = match kind {
-            Kind::Gauge => "gauge",
-            Kind::Counter => "counter",
-            Kind::Info => "info",
+        let suffix = match kind {
+            Kind::Gauge => "",
+            Kind::Counter => "_total",
+            Kind::Info => "_info",
         };
-        let out = &mut self.0;
-        _ = writeln!(out, "# TYPE {name} {word}");
-        for unit in ["bytes", "seconds", "bytes_per_second"] {
-            if name.ends_with(&format!("_{unit}"))
-                && !(unit == "seconds" && name.ends_with("bytes_per_second"))
-            {
-                _ = writeln!(out, "# UNIT {name} {unit}");
-            }
+        let (word, suffix_of_family) = match (kind, self.format) {
+            (Kind::Gauge, _) => ("gauge", ""),
+            (Kind::Counter, Format::Open) => ("counter", ""),
+            (Kind::Counter, Format::Plain) => ("counter", suffix),
+            (Kind::Info, Format::Open) => ("info", ""),
+            (Kind::Info, Format::Plain) => ("gauge", suffix),
+        };
+        let out = &mut self.lines;
+        _ = writeln!(out, "# TYPE {name}{suffix_of_family} {word}");
+        let unit = ["bytes_per_second", "bytes", "seconds"]
+            .into_iter()
+            .find(|unit| name.ends_with(&format!("_{unit}")));
+        if let (Some(unit), Format::Open) = (unit, self.format) {
+            _ = writeln!(out, "# UNIT {name} {unit}");
         }
-        _ = writeln!(out, "# HELP {name} {help}");
+        _ = writeln!(out, "# HELP {name}{suffix_of_family} {help}");
         Family {
             out,
-            name: name.to_string(),
-            suffix: match kind {
-                Kind::Gauge => "",
-                Kind::Counter => "_total",
-                Kind::Info => "_info",
-            },
+            name: format!("{name}{suffix}"),
         }
     }
 
@@ -62,13 +91,12 @@ impl Text {
 struct Family<'a> {
     out: &'a mut String,
     name: String,
-    suffix: &'static str,
 }
 
 impl Family<'_> {
     fn sample(&mut self, labels: &[(&str, &str)], value: impl Into<Figure>) {
         let out = &mut *self.out;
-        _ = write!(out, "{}{}", self.name, self.suffix);
+        _ = write!(out, "{}", self.name);
         for (at, (name, value)) in labels.iter().enumerate() {
             let open = if at == 0 { '{' } else { ',' };
             _ = write!(out, "{open}{name}=\"{}\"", escaped(value));
@@ -111,9 +139,12 @@ fn escaped(value: &str) -> String {
         .replace('\n', "\\n")
 }
 
-/// The whole text, to its end mark.
-pub fn render(bits: &StatusBits) -> String {
-    let mut text = Text::default();
+/// The whole text.
+pub fn render(bits: &StatusBits, format: Format) -> String {
+    let mut text = Text {
+        lines: String::new(),
+        format,
+    };
     text.family("forebay_build", Kind::Info, "Version of the program.")
         .sample(&[("version", &bits.version)], 1u64);
     text.gauge(
@@ -126,12 +157,17 @@ pub fn render(bits: &StatusBits) -> String {
         plan(&mut text, bits);
         movement(&mut text, bits);
         health(&mut text, bits);
-        applications(&mut text, &bits.applications);
+        if !bits.names_hidden {
+            unpublished(&mut text, bits);
+            applications(&mut text, &bits.applications);
+        }
         network(&mut text, bits);
         nodes(&mut text, &bits.nodes);
     }
-    text.0.push_str("# EOF\n");
-    text.0
+    if format == Format::Open {
+        text.lines.push_str("# EOF\n");
+    }
+    text.lines
 }
 
 fn tiers(text: &mut Text, tiers: &[TierStatus]) {
@@ -346,6 +382,9 @@ fn health(text: &mut Text, bits: &StatusBits) {
         "1 once an order to stop is in force.",
         bits.stopping,
     );
+}
+
+fn unpublished(text: &mut Text, bits: &StatusBits) {
     text.gauge(
         "forebay_unpublished_versions",
         "Versions that the PFS does not show yet.",
@@ -513,7 +552,7 @@ mod tests {
 
     #[test]
     fn each_family_comes_once_and_the_text_ends() {
-        let text = render(&full());
+        let text = render(&full(), Format::Open);
         let found = families(&text);
         let once: HashSet<_> = found.iter().collect();
         assert_eq!(once.len(), found.len());
@@ -526,7 +565,7 @@ mod tests {
 
     #[test]
     fn what_a_label_says_does_not_end_it() {
-        let text = render(&full());
+        let text = render(&full(), Format::Open);
         assert!(
             text.contains(r#"forebay_tier_used_bytes{tier="a\"b\\c\nd"} 7"#),
             "{text}"
@@ -536,13 +575,13 @@ mod tests {
     #[test]
     fn every_family_is_in_the_docs_with_its_meaning() {
         let docs = include_str!("../../../../docs/metrics.md");
-        for name in families(&render(&full())) {
+        for name in families(&render(&full(), Format::Open)) {
             assert!(
                 docs.contains(&format!("| `{name}` |")),
                 "docs/metrics.md lacks {name}"
             );
         }
-        let text = render(&full());
+        let text = render(&full(), Format::Open);
         let known: HashSet<_> = families(&text).into_iter().collect();
         for line in docs
             .lines()
@@ -562,9 +601,25 @@ mod tests {
             data_server: Some(Box::default()),
             ..full()
         };
-        let text = render(&bits);
+        let text = render(&bits, Format::Open);
         assert!(
             text.contains("forebay_tier_used_bytes") && !text.contains("forebay_undrained_bytes")
         );
+    }
+
+    #[test]
+    fn who_does_not_ask_for_openmetrics_gets_the_same_names_in_the_older_text() {
+        assert_eq!(Format::for_reader(None), Format::Plain);
+        let accept = "application/openmetrics-text;version=1.0.0,text/plain;q=0.5";
+        assert_eq!(Format::for_reader(Some(accept)), Format::Open);
+        let samples = |format| {
+            let text = render(&full(), format);
+            let lines = text.lines().filter(|line| !line.starts_with('#'));
+            lines.map(str::to_string).collect::<Vec<_>>()
+        };
+        assert_eq!(samples(Format::Plain), samples(Format::Open));
+        let plain = render(&full(), Format::Plain);
+        assert!(plain.contains("# TYPE forebay_errors_total counter\n"));
+        assert!(!plain.contains("# EOF") && !plain.contains("# UNIT"));
     }
 }

@@ -6,7 +6,7 @@
 //! 2. It serves on one thread of its own. What it asks the server for is the status, from two
 //!    further threads at most, and not more often than [`FRESH`]: nothing on the way of data
 //!    waits for who watches.
-//! 3. Who comes over TCP is shown no names of files. Who comes over a Unix socket is shown what
+//! 3. Who comes over TCP is shown no names of files and applications, unless told otherwise. Who comes over a Unix socket is shown what
 //!    `forebay status` shows that user.
 //! 4. Where it cannot listen, the burst buffer serves on, and it is tried again.
 //! 5. Over loopback only names of loopback are answered: a page from elsewhere in somebody's browser
@@ -36,11 +36,12 @@ pub struct Web {
 }
 
 impl Web {
-    /// Begins to serve the status of `service`.
+    /// Begins to serve the status of `service`. With `names`, whoever comes over TCP is shown what
+    /// the server's own user is.
     ///
     /// # Errors
     /// There is no thread, or no runtime, for it.
-    pub fn start(listen: Listen, service: Arc<dyn Service>) -> std::io::Result<Web> {
+    pub fn start(listen: Listen, names: bool, service: Arc<dyn Service>) -> std::io::Result<Web> {
         let ended = Arc::new(Notify::new());
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_io()
@@ -52,7 +53,7 @@ impl Web {
         let thread = std::thread::Builder::new()
             .name("fb-http".into())
             .spawn(move || {
-                runtime.block_on(serve::serve(listen, service, until));
+                runtime.block_on(serve::serve((listen, names), service, until));
                 // A status that hangs is not waited for.
                 runtime.shutdown_background();
             })?;

@@ -15,6 +15,7 @@ use parking_lot::Mutex;
 use tokio::sync::{Notify, Semaphore};
 
 use super::listen::{Listen, Listener, listen};
+use super::metrics::Format;
 use super::samples::{EVERY, Samples};
 use super::{FRESH_MS, health, metrics};
 use crate::status::to_json;
@@ -45,13 +46,15 @@ struct Asker {
     gid: u32,
 }
 
-const ANYBODY: Asker = Asker {
+const NOT_TRUSTED: Asker = Asker {
     uid: NOBODY,
     gid: NOBODY,
 };
 
 struct Shared {
     listen: Listen,
+    /// Who comes over TCP.
+    anybody: Asker,
     service: Arc<dyn Service>,
     /// What anybody is shown.
     last: Mutex<Option<(Instant, Arc<StatusBits>)>>,
@@ -59,9 +62,16 @@ struct Shared {
 }
 
 /// Serves until `ended` is told.
-pub async fn serve(at: Listen, service: Arc<dyn Service>, ended: Arc<Notify>) {
+pub async fn serve((at, names): (Listen, bool), service: Arc<dyn Service>, ended: Arc<Notify>) {
     let shared = Arc::new(Shared {
         listen: at,
+        anybody: match names {
+            true => Asker {
+                uid: rustix::process::geteuid().as_raw(),
+                gid: rustix::process::getegid().as_raw(),
+            },
+            false => NOT_TRUSTED,
+        },
         service,
         last: Mutex::default(),
         samples: Mutex::default(),
@@ -81,7 +91,7 @@ pub async fn serve(at: Listen, service: Arc<dyn Service>, ended: Arc<Notify>) {
 
 async fn sample(shared: &Arc<Shared>) {
     loop {
-        if let Ok(bits) = status(shared, ANYBODY).await {
+        if let Ok(bits) = status(shared, shared.anybody).await {
             let since = SystemTime::now().duration_since(UNIX_EPOCH);
             let at_s = since.map_or(0, |since| since.as_secs());
             shared.samples.lock().add(at_s, &bits);
@@ -113,13 +123,13 @@ async fn accept_all(shared: &Arc<Shared>) {
             Listener::Tcp(listener) => listener.accept().await.map(|(stream, _)| {
                 let shared = shared.clone();
                 tokio::spawn(async move {
-                    talk(stream, shared, ANYBODY).await;
+                    talk(stream, shared.clone(), shared.anybody).await;
                     drop(seat);
                 });
             }),
             Listener::Unix(listener) => listener.accept().await.map(|(stream, _)| {
                 // Who cannot be told is nobody.
-                let asker = stream.peer_cred().map_or(ANYBODY, |cred| Asker {
+                let asker = stream.peer_cred().map_or(NOT_TRUSTED, |cred| Asker {
                     uid: cred.uid(),
                     gid: cred.gid(),
                 });
@@ -176,7 +186,11 @@ async fn answer(shared: &Arc<Shared>, asker: Asker, request: &hyper::Request<Inc
         "/page.css" => fixed("text/css; charset=utf-8", STYLE),
         "/history.json" => json(shared.samples.lock().to_json().to_string()),
         "/metrics" | "/healthz" | "/status.json" => match status(shared, asker).await {
-            Ok(bits) => of_status(path, &bits),
+            Ok(bits) => {
+                let accept = request.headers().get(header::ACCEPT);
+                let accept = accept.and_then(|accept| accept.to_str().ok());
+                of_status((path, Format::for_reader(accept)), &bits)
+            }
             Err(why) => text(StatusCode::SERVICE_UNAVAILABLE, format!("{why}\n")),
         },
         _ => {
@@ -186,9 +200,12 @@ async fn answer(shared: &Arc<Shared>, asker: Asker, request: &hyper::Request<Inc
     }
 }
 
-fn of_status(path: &str, bits: &StatusBits) -> Answer {
+fn of_status((path, format): (&str, Format), bits: &StatusBits) -> Answer {
     match path {
-        "/metrics" => of_type(StatusCode::OK, metrics::CONTENT_TYPE, metrics::render(bits)),
+        "/metrics" => {
+            let text = metrics::render(bits, format);
+            of_type(StatusCode::OK, format.content_type(), text)
+        }
         "/status.json" => json(to_json(bits).to_string()),
         _ => match health::complaint(bits) {
             None => text(StatusCode::OK, "ok\n".into()),
@@ -200,7 +217,7 @@ fn of_status(path: &str, bits: &StatusBits) -> Answer {
 /// The status as `asker` is shown it, at most [`FRESH_MS`] old for anybody.
 async fn status(shared: &Arc<Shared>, asker: Asker) -> Result<Arc<StatusBits>, &'static str> {
     let fresh = Duration::from_millis(FRESH_MS);
-    if asker == ANYBODY
+    if asker == shared.anybody
         && let Some((at, bits)) = &*shared.last.lock()
         && at.elapsed() < fresh
     {
@@ -214,7 +231,7 @@ async fn status(shared: &Arc<Shared>, asker: Asker) -> Result<Arc<StatusBits>, &
         Ok(Err(_)) => return Err("the status has failed; the log says more"),
         Err(_) => return Err("the server does not answer"),
     };
-    if asker == ANYBODY {
+    if asker == shared.anybody {
         *shared.last.lock() = Some((Instant::now(), bits.clone()));
     }
     Ok(bits)

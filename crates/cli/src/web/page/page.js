@@ -1,7 +1,8 @@
 "use strict";
 
 const EVERY_MS = 5000;
-const HOUR_S = 3600;
+/* The shortest that has room for all samples is drawn. */
+const SPANS_MIN = [6, 15, 30, 60];
 const WIDTH = 420, HEIGHT = 176, LEFT = 54, BOTTOM = 18, TOP = 8;
 const UNITS = ["B", "KiB", "MiB", "GiB", "TiB", "PiB"];
 
@@ -61,7 +62,8 @@ function chart(place, label, at, lines, limits, format, top) {
   const shown = limits.filter((limit) => limit.value !== null && limit.value !== undefined);
   const highest = top || Math.max(1, ...all, ...shown.map((limit) => limit.value)) * 1.06;
   const end = at.length ? at[at.length - 1] : 0;
-  const x = (t) => LEFT + ((t - (end - HOUR_S)) / HOUR_S) * (WIDTH - LEFT);
+  const minutesShown = SPANS_MIN.find((minutes) => at.length && end - at[0] <= minutes * 60) || SPANS_MIN[SPANS_MIN.length - 1];
+  const x = (t) => LEFT + (1 - (end - t) / (minutesShown * 60)) * (WIDTH - LEFT);
   const y = (v) => TOP + (1 - v / highest) * (HEIGHT - TOP - BOTTOM);
   const svg = draw("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, role: "img", "aria-label": label });
   for (const part of [0, 0.5, 1]) {
@@ -69,8 +71,8 @@ function chart(place, label, at, lines, limits, format, top) {
     svg.append(draw("line", { class: "grid", x1: LEFT, x2: WIDTH, y1: y(value), y2: y(value) }));
     svg.append(draw("text", { x: LEFT - 6, y: y(value) + 4, "text-anchor": "end" }, format(value)));
   }
-  for (const minutes of [60, 40, 20, 0]) {
-    const anchor = minutes === 0 ? "end" : minutes === 60 ? "start" : "middle";
+  for (const minutes of [1, 2 / 3, 1 / 3, 0].map((part) => part * minutesShown)) {
+    const anchor = minutes === 0 ? "end" : minutes === minutesShown ? "start" : "middle";
     svg.append(draw("text", { x: x(end - minutes * 60), y: HEIGHT - 2, "text-anchor": anchor }, minutes ? `−${minutes} min` : "now"));
   }
   for (const limit of shown) {
@@ -127,7 +129,7 @@ function tables(status) {
   ]), "");
   table("applications", ["Application", "Newest version", "In the buffer", "Undrained", "Written in the period", "Expected", "MTBF"], (status.applications || []).map((app) => [
     app.name, app.version === null ? "–" : String(app.version), bytes(app.resident_bytes), bytes(app.dirty_bytes), bytes(app.dwsf_bytes), bytes(app.dwpp_bytes), span(app.mtbf_s),
-  ]), "none has anything here");
+  ]), status.names_hidden ? "names are not shown here: forebay status has them" : "none has anything here");
 }
 
 function problems(status) {
