@@ -156,6 +156,7 @@ pub fn render(bits: &StatusBits, format: Format) -> String {
     if bits.data_server.is_none() && bits.standby.is_none() {
         plan(&mut text, bits);
         movement(&mut text, bits);
+        use_of_it(&mut text, bits);
         health(&mut text, bits);
         if !bits.names_hidden {
             unpublished(&mut text, bits);
@@ -312,6 +313,9 @@ fn movement(text: &mut Text, bits: &StatusBits) {
         "Clean copies dropped.",
         bits.evicted_bytes_total,
     );
+}
+
+fn use_of_it(text: &mut Text, bits: &StatusBits) {
     text.counter(
         "forebay_waited_writes",
         "Writes that had to wait for space.",

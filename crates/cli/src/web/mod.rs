@@ -6,11 +6,11 @@
 //! 2. It serves on one thread of its own. What it asks the server for is the status, from two
 //!    further threads at most, and not more often than [`FRESH`]: nothing on the way of data
 //!    waits for who watches.
-//! 3. Who comes over TCP is shown no names of files and applications, unless told otherwise. Who comes over a Unix socket is shown what
-//!    `forebay status` shows that user.
+//! 3. Who comes over TCP is shown no names of files and applications, unless told otherwise. Who
+//!    comes over a Unix socket is shown what `forebay status` shows that user.
 //! 4. Where it cannot listen, the burst buffer serves on, and it is tried again.
-//! 5. Over loopback only names of loopback are answered: a page from elsewhere in somebody's browser
-//!    reads nothing by a name that leads here.
+//! 5. Over loopback only names of loopback are answered: a page from elsewhere in somebody's
+//!    browser reads nothing by a name that leads here.
 
 mod health;
 mod listen;

@@ -160,9 +160,8 @@ where
         .header_read_timeout(HEAD_WITHIN)
         .max_buf_size(16 << 10)
         .serve_connection(TokioIo::new(stream), serve);
-    match tokio::time::timeout(CONNECTION_FOR, connection).await {
-        Ok(Err(error)) => tracing::debug!("[http]: {error}"),
-        Ok(Ok(())) | Err(_) => {}
+    if let Ok(Err(error)) = tokio::time::timeout(CONNECTION_FOR, connection).await {
+        tracing::debug!("[http]: {error}");
     }
 }
 
