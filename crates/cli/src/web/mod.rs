@@ -4,7 +4,7 @@
 //!
 //! 1. Nothing here changes anything: it answers `GET` and `HEAD`.
 //! 2. It serves on one thread of its own. What it asks the server for is the status, from two
-//!    further threads at most, and not more often than [`FRESH`]: nothing on the way of data
+//!    further threads at most, and not more often than [`FRESH_MS`]: nothing on the way of data
 //!    waits for who watches.
 //! 3. Who comes over TCP is shown no names of files and applications, unless told otherwise. Who
 //!    comes over a Unix socket is shown what `forebay status` shows that user.
