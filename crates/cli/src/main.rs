@@ -49,6 +49,7 @@ mod top;
 mod trace;
 mod up;
 mod usage;
+mod web;
 mod where_is;
 mod within;
 

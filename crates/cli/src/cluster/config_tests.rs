@@ -183,6 +183,7 @@ fn what_up_takes_a_server_takes_as_well() {
         "\"media\"",
         "\"pfs\"",
         "\"bbos\"",
+        "\"[::1]:9180\"",
     ];
     let rates = [
         "engine.bw_max",

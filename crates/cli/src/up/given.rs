@@ -6,8 +6,8 @@ use serde::Deserialize;
 use toml::Spanned;
 
 use super::values::{
-    Count, Folder, Fraction, Group, Level, Order, PolicyName, Rate, Size, Span, Ssd, Switch,
-    Verification, Vicinity,
+    Count, Folder, Fraction, Group, Level, Listening, Order, PolicyName, Rate, Size, Span, Ssd,
+    Switch, Verification, Vicinity,
 };
 
 /// What command line, environment and file say together. `None`: the default, which the server's
@@ -35,6 +35,8 @@ pub struct Given {
     pub engine: Engine,
     #[serde(default)]
     pub scrub: Scrub,
+    #[serde(default)]
+    pub http: Http,
     #[serde(default, rename = "rule")]
     pub rules: Vec<Rule>,
 }
@@ -91,6 +93,15 @@ pub struct Scrub {
     pub verify_on_open: Option<Size>,
     pub seal_after: Option<Span>,
     pub calm: Option<Span>,
+}
+
+/// The section `[http]`.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+#[allow(missing_docs)]
+pub struct Http {
+    pub listen: Option<Listening>,
+    pub names: Option<Switch>,
 }
 
 /// One `[[rule]]`.

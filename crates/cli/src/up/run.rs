@@ -22,6 +22,7 @@ use crate::ended::{self, Note};
 use crate::exit::{Exit, Explain, Failure, reason};
 use crate::signals::Hangup;
 use crate::state::{self, SocketPath};
+use crate::web::Web;
 use crate::{mounts, out, signals, starter};
 
 /// Serves until it is told to stop; the caller holds the lock of the state folder. `announce` is
@@ -153,6 +154,7 @@ fn open_and_wait(
         "",
     )?;
     let open = front.open(plan, instance, supervisor)?;
+    let web = web(plan, instance.service());
     let ready = announce();
     if ready.is_ok() {
         tracing::info!("{} answers", front.name(plan).display());
@@ -164,9 +166,21 @@ fn open_and_wait(
         std::mem::forget((open, control));
         return ready;
     }
+    drop(web);
     open.close(instance);
     drop(control);
     ready
+}
+
+/// Who watches a burst buffer must not keep it from serving.
+pub fn web(plan: &Plan, service: Arc<dyn Service>) -> Option<Web> {
+    let listen = plan.http.clone()?;
+    if !listen.is_loopback() {
+        tracing::warn!("[http] listen = {listen}: everybody who reaches it sees the status");
+    }
+    Web::start(listen, plan.http_names, service)
+        .inspect_err(|error| tracing::error!("no metrics and no page: {}", reason(error)))
+        .ok()
 }
 
 /// A start anew that would fail is put off: what there is goes on.

@@ -16,6 +16,7 @@ use forebay_types::{format_duration, format_size, limits};
 use super::given::{Demotion, Engine, Given, Rule, Scrub};
 use super::values::{Count, Folder};
 use crate::exit::{Explain, Failure};
+use crate::web::Listen;
 
 /// Threads and workers: more only fight for the same queue.
 const THREADS_MAX: usize = 64;
@@ -35,6 +36,10 @@ pub struct Plan {
     pub allow_other: bool,
     /// Threads of the mount.
     pub threads: usize,
+    /// Where metrics and a page are; `None`: nowhere.
+    pub http: Option<Listen>,
+    /// Whoever comes there over TCP is shown names of files and applications.
+    pub http_names: bool,
 }
 
 /// What a person calls a setting: a flag of `up`, or a key of `cluster.toml`.
@@ -108,6 +113,8 @@ pub fn settle_member(given: Given, may_mount: bool) -> Result<Plan, Failure> {
         settings,
         allow_other,
         threads,
+        http: given.http.listen.map(Into::into),
+        http_names: given.http.names.is_some_and(Into::into),
     })
 }
 

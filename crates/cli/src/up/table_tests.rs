@@ -17,7 +17,8 @@ const HEAD: &str =
 const NO_SETTINGS: [&str; 3] = ["config", "detach", "detached"];
 /// Settings without a default value: it is nothing, or depends on the machine, and the table has
 /// words for it.
-const WITHOUT_DEFAULT: [&str; 17] = [
+const WITHOUT_DEFAULT: [&str; 18] = [
+    "http.listen",
     "pfs",
     "mount",
     "state",
@@ -37,7 +38,8 @@ const WITHOUT_DEFAULT: [&str; 17] = [
     "engine.mtbf",
 ];
 /// Each setting takes one of these at the least, and it is nobody's default.
-const OTHER_VALUES: [&str; 12] = [
+const OTHER_VALUES: [&str; 13] = [
+    "127.0.0.1:9180",
     "false",
     "true",
     "3%",

@@ -16,6 +16,8 @@ use forebay_server::{GroupMode, SsdSetting, Verify};
 use forebay_types::{parse_duration, parse_percent, parse_size};
 use serde::{Deserialize, Deserializer, de};
 
+use crate::web::Listen;
+
 /// Reads a setting from text.
 pub trait FromText: Sized {
     /// What is expected, for messages.
@@ -125,6 +127,10 @@ value!(
 value!(
     /// What fsync promises.
     Level(Durability), "one of memory, ssd, pfs", parse_level
+);
+value!(
+    /// Where metrics and a page are.
+    Listening(Listen), "an address with a port, or unix: and a path", |text| text.parse()
 );
 value!(
     /// By what a version is published.
