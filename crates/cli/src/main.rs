@@ -19,6 +19,7 @@ mod commit;
 mod control;
 mod data;
 mod dead;
+mod doctor;
 mod down;
 mod ended;
 mod exit;
@@ -96,6 +97,7 @@ enum Command {
     Release(release::ReleaseArgs),
     Commit(commit::CommitArgs),
     Fsck(fsck::FsckArgs),
+    Doctor(doctor::DoctorArgs),
     Calibrate(calibrate::CalibrateArgs),
     Plan(plan::PlanArgs),
     Policy(policy::PolicyArgs),
@@ -121,6 +123,7 @@ impl Command {
             Command::Release(args) => release::run(args),
             Command::Commit(args) => commit::run(args),
             Command::Fsck(args) => fsck::run(args),
+            Command::Doctor(args) => doctor::run(args),
             Command::Calibrate(args) => calibrate::run(args),
             Command::Plan(args) => plan::run(args),
             Command::Policy(args) => policy::run(args),
