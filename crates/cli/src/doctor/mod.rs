@@ -125,7 +125,7 @@ pub fn run(args: &DoctorArgs) -> Result<Exit, Failure> {
     let places = flash.chain(pfs.iter().map(|dir| (Kind::Pfs, dir.clone())));
     for (kind, dir) in places {
         let place = Place::new(kind, dir.clone(), ssds.clone());
-        let Some(findings) = look(place, &send, &events)? else {
+        let Some(findings) = look(place, (&send, &events), PLACE_LIMIT)? else {
             return Ok(Exit::Interrupted);
         };
         sections.push(Section {
@@ -159,8 +159,8 @@ fn machine(ssds: usize) -> Section {
 /// nothing is left there, or it was said what is.
 fn look(
     place: Place,
-    send: &Sender<Event>,
-    events: &Receiver<Event>,
+    (send, events): (&Sender<Event>, &Receiver<Event>),
+    limit: Duration,
 ) -> Result<Option<Vec<Finding>>, Failure> {
     let (stop, made) = (place.stop(), place.made());
     let answer = send.clone();
@@ -171,7 +171,7 @@ fn look(
             let _ = answer.send(Event::Looked(place.look()));
         })
         .explain("cannot start a thread", "")?;
-    let mut until = Instant::now() + PLACE_LIMIT;
+    let mut until = Instant::now() + limit;
     let mut interrupted = false;
     loop {
         let left = until.saturating_duration_since(Instant::now());
@@ -194,11 +194,41 @@ fn look(
     if interrupted {
         return Ok(None);
     }
-    let limit = PLACE_LIMIT.as_secs();
+    let limit = limit.as_secs();
     Ok(Some(vec![Finding::new(
         "answers",
         Grade::Bad,
         format!("not within {limit} s"),
         "is its server there? Forebay waits for such a directory as well",
     )]))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn looked(limit: Duration, interrupted: bool) -> Option<Vec<Finding>> {
+        let folder = tempfile::tempdir().expect("tempdir");
+        let place = Place::new(Kind::Pfs, folder.path().to_path_buf(), Vec::new());
+        let (send, events) = mpsc::channel();
+        if interrupted {
+            send.send(Event::Interrupted).expect("somebody listens");
+        }
+        look(place, (&send, &events), limit).expect("a thread")
+    }
+
+    #[test]
+    fn a_directory_that_does_not_answer_in_time_is_bad() {
+        let findings = looked(Duration::ZERO, false).expect("not interrupted");
+        assert_eq!(
+            (findings[0].check, findings[0].grade),
+            ("answers", Grade::Bad)
+        );
+    }
+
+    #[test]
+    fn an_interrupted_look_has_nothing_to_say() {
+        assert_eq!(looked(PLACE_LIMIT, true), None);
+        assert!(looked(PLACE_LIMIT, false).is_some_and(|findings| findings.len() > 10));
+    }
 }

@@ -9,6 +9,7 @@ mod coherence;
 mod commands;
 mod common;
 mod descriptors;
+mod doctor;
 mod errors;
 mod examples;
 mod faults;
