@@ -9,10 +9,12 @@
 //! - `starter`, `dead`: what starts one again, what a dead one leaves;
 //! - `asked`: one on this node, or a cluster's server over the network;
 //! - `paths`: what the user calls a file;
+//! - `scratch`: a directory for temporary files;
 //! - `show`: tables, bars, progress, JSON.
 
 mod abort;
 mod asked;
+mod bench;
 mod calibrate;
 mod cluster;
 mod commit;
@@ -37,6 +39,7 @@ mod plan;
 mod policy;
 mod prefetch;
 mod release;
+mod scratch;
 mod server;
 mod show;
 mod signals;
@@ -98,6 +101,7 @@ enum Command {
     Commit(commit::CommitArgs),
     Fsck(fsck::FsckArgs),
     Doctor(doctor::DoctorArgs),
+    Bench(bench::BenchArgs),
     Calibrate(calibrate::CalibrateArgs),
     Plan(plan::PlanArgs),
     Policy(policy::PolicyArgs),
@@ -124,6 +128,7 @@ impl Command {
             Command::Commit(args) => commit::run(args),
             Command::Fsck(args) => fsck::run(args),
             Command::Doctor(args) => doctor::run(args),
+            Command::Bench(args) => bench::run(args),
             Command::Calibrate(args) => calibrate::run(args),
             Command::Plan(args) => plan::run(args),
             Command::Policy(args) => policy::run(args),

@@ -1,7 +1,6 @@
 //! `forebay doctor`: looks at the machine, and says what works, what will be slow, what to change.
 //!
 //! - `finding`: what was found, and how it is shown;
-//! - `scratch`: the directory for temporary files, and the order to stop;
 //! - `trials`: what a file system can do, by doing it;
 //! - `device`, `flash`, `pfs`: what that means for a directory;
 //! - `machine`, `groups`, `fuse`: the kernel, rights, limits, memory;
@@ -17,7 +16,6 @@ mod groups;
 mod machine;
 mod pfs;
 mod place;
-pub mod scratch;
 mod trials;
 
 use std::os::unix::ffi::OsStrExt;

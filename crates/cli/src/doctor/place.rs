@@ -11,10 +11,10 @@ use parking_lot::Mutex;
 
 use super::device;
 use super::finding::{Finding, Grade};
-use super::scratch::{Scratch, Stop};
 use super::{flash, pfs, trials};
 use crate::exit::reason;
 use crate::mounts::{self, MountEntry};
+use crate::scratch::{Scratch, Stop};
 use crate::show::text::show_path;
 
 /// What a directory is to be.

@@ -15,7 +15,7 @@ use rustix::fs::{
     Uid, XattrFlags,
 };
 
-use super::scratch::{Scratch, Stop};
+use crate::scratch::{Scratch, Stop};
 
 /// How often something is done whose time is measured.
 pub const REPEATS: usize = 24;
