@@ -56,10 +56,10 @@ pub struct Scale {
 impl Scale {
     /// What makes no sense, in one line.
     pub fn check(&self) -> Result<(), String> {
-        if self.transfer == 0 || self.transfer % 8 != 0 {
+        if self.transfer == 0 || !self.transfer.is_multiple_of(8) {
             return Err("--transfer must be a multiple of 8 bytes".into());
         }
-        if self.size == 0 || self.size % self.transfer != 0 {
+        if self.size == 0 || !self.size.is_multiple_of(self.transfer) {
             return Err("--size must be a multiple of --transfer".into());
         }
         Ok(())

@@ -3,6 +3,7 @@
 mod after_kill;
 mod at_rest;
 mod bad_input;
+mod benches;
 mod clusters;
 mod clusters_started;
 mod coherence;
