@@ -67,7 +67,8 @@ pub struct Done {
     pub begun_ns: u64,
     /// See there.
     pub ended_ns: u64,
-    /// Of a file whose pages were to be forgotten: those still in memory, and all; if that is known.
+    /// Of a file whose pages were to be forgotten: those still in memory, and all, if that is
+    /// known.
     pub pages: Option<(u64, u64)>,
     /// It failed, with this number, at this step.
     pub error: Option<(i32, String)>,

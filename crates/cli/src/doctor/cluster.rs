@@ -29,11 +29,14 @@ pub fn findings(path: &Path) -> (Vec<Finding>, Option<(Cluster, Vec<Server>)>) {
             return (vec![Finding::new("file", Grade::Bad, found, todo)], None);
         }
     };
-    let count = cluster.servers.len();
+    let count = match cluster.servers.len() {
+        1 => "1 server".to_string(),
+        count => format!("{count} servers"),
+    };
     let mut findings = vec![
         Finding::ok(
             "file",
-            format!("cluster {}, {count} servers, no errors", cluster.name),
+            format!("cluster {}, {count}, no errors", cluster.name),
         ),
         judge_key(&cluster.key),
     ];

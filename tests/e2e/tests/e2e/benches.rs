@@ -391,6 +391,47 @@ fn bench_finds_data_that_is_not_what_was_written() {
 }
 
 #[test]
+fn bench_a_second_ctrl_c_ends_it_where_the_directory_does_not_answer() {
+    if needs_root() || needs_file("/dev/fuse") {
+        return;
+    }
+    let base = tempfile::tempdir().expect("folder");
+    let point = base.path().join("pfs");
+    fs::create_dir(&point).expect("mkdir");
+    let pfs = FusePfs::new(base.path(), &point);
+    pfs.hold("fsync", When::Before, "");
+    let mut child = bare_command()
+        .arg("bench")
+        .args(arguments(&["--processes", "1", "--only", "n-n"]))
+        .arg(&point)
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("it runs");
+    pfs.wait_held("fsync");
+    let interrupt =
+        |child: &Child| kill_process(Pid::from_child(child), Signal::INT).expect("signal");
+    interrupt(&child);
+    // Signals closer together count as one.
+    std::thread::sleep(Duration::from_millis(500));
+    assert_eq!(child.try_wait().expect("child"), None);
+    interrupt(&child);
+    let mut code = None;
+    wait_until("the end of the benchmark", || {
+        code = child.try_wait().expect("child");
+        code.is_some()
+    });
+    assert_eq!(code.and_then(|code| code.code()), Some(130));
+    pfs.let_go("fsync");
+    let output = child.wait_with_output().expect("it has ended");
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(
+        said.contains("/pfs/.forebay-bench-") && said.ends_with(": may be left there; remove it\n"),
+        "{said}"
+    );
+}
+
+#[test]
 fn bench_ends_in_time_and_says_how_often_it_was_done() {
     let dir = tempfile::tempdir().expect("folder");
     let args = ["--only", "metadata", "--repeats", "1000", "--time", "0s"];

@@ -402,6 +402,25 @@ fn doctor_names_what_it_has_to_leave_in_a_directory_that_hangs() {
     assert_eq!(stuck.code(), Some(130));
 }
 
+/// Server 1 of a cluster; stopped on drop.
+struct Server(PathBuf);
+
+impl Server {
+    fn start(config: &Path, state: PathBuf) -> Server {
+        let mut command = bare_command();
+        command.args(["server", "--id", "1", "--detach", "--config"]);
+        run_bounded(command.arg(config), LONG).ok();
+        Server(state)
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let mut command = bare_command();
+        run_bounded(command.args(["down", "--state"]).arg(&self.0), LONG);
+    }
+}
+
 #[test]
 fn doctor_looks_at_what_a_cluster_asks_of_this_node() {
     let base = tempfile::tempdir().expect("folder");
@@ -449,11 +468,24 @@ fn doctor_looks_at_what_a_cluster_asks_of_this_node() {
         !all.iter()
             .any(|one| one["path"] == at("none").to_str().expect("UTF-8"))
     );
+    // The port is taken again, by the very server.
+    let server = Server::start(&config, at("state"));
+    let value = look_at("--config", &config);
+    let (kind, said, _) = found(&value, "cluster", "ports");
+    assert!(
+        kind == "ok" && said.contains("is in use, and the server runs"),
+        "{said}"
+    );
+    drop(server);
     fs::set_permissions(at("key"), fs::Permissions::from_mode(0o644)).expect("chmod");
     let value = look_at("--config", &config);
     assert_eq!(grade(&value, "cluster", "key"), "bad");
     assert_empty(&at("pfs"));
-    assert_empty(&at("ssd"));
+    let scratch = fs::read_dir(at("ssd")).expect("read_dir").filter(|entry| {
+        let name = entry.as_ref().expect("entry").file_name();
+        name.to_string_lossy().starts_with(".forebay-doctor-")
+    });
+    assert_eq!(scratch.count(), 0);
 }
 
 #[test]
