@@ -295,6 +295,102 @@ fn doctor_runs_for_an_ordinary_user_and_says_what_that_user_may_not() {
     );
 }
 
+/// `--json` of the machine, under a program that takes something away first.
+#[track_caller]
+fn under(program: &str, args: &[&str]) -> Value {
+    let mut command = Command::new(program);
+    let doctor = forebay_testkit::program();
+    checked(run_bounded(
+        command.args(args).arg(doctor).args(["doctor", "--json"]),
+        LONG,
+    ))
+}
+
+#[test]
+fn doctor_finds_limits_and_rights_that_are_missing() {
+    if needs_root() {
+        return;
+    }
+    let value = under("prlimit", &["--nofile=2000"]);
+    assert_eq!(grade(&value, "machine", "open files"), "ok");
+    let without = ["--bounding-set", "-sys_resource", "prlimit", "--nofile=512"];
+    let value = under("setpriv", &without);
+    let (kind, said, todo) = found(&value, "machine", "open files");
+    assert!(
+        kind == "slow" && said.starts_with("512 ") && todo.contains("1024"),
+        "{said} {todo}"
+    );
+    let value = under("setpriv", &["--bounding-set", "-sys_admin"]);
+    assert_eq!(grade(&value, "machine", "rights"), "note");
+    let (kind, said, _) = found(&value, "machine", "fuse");
+    assert!(
+        kind == "bad" && said.contains("CAP_SYS_ADMIN"),
+        "{kind} {said}"
+    );
+    let setting = fs::read_to_string("/proc/sys/vm/unprivileged_userfaultfd");
+    if setting.is_ok_and(|value| value.trim() == "1") {
+        forebay_testkit::skip("every user may use userfaultfd here");
+        return;
+    }
+    let value = under("setpriv", &["--bounding-set", "-sys_ptrace"]);
+    let (kind, said, todo) = found(&value, "machine", "userfaultfd");
+    assert!(
+        kind == "bad" && said.contains("Operation not permitted"),
+        "{kind} {said}"
+    );
+    assert!(todo.contains("--no-passthrough"), "{todo}");
+}
+
+#[test]
+fn doctor_finds_too_few_tasks() {
+    if needs_root() {
+        return;
+    }
+    let base = tempfile::tempdir().expect("folder");
+    fs::set_permissions(base.path(), fs::Permissions::from_mode(0o755)).expect("chmod");
+    let program = program_for_everybody(base.path());
+    let mut command = Command::new("setpriv");
+    command.args(["--reuid", NOBODY, "--regid", NOBODY, "--clear-groups"]);
+    command
+        .args(["prlimit", "--nproc=100"])
+        .arg(program)
+        .args(["doctor", "--json"]);
+    let value = checked(run_bounded(&mut command, LONG));
+    let (kind, said, _) = found(&value, "machine", "tasks");
+    assert!(kind == "bad" && said.contains("ulimit -u"), "{kind} {said}");
+}
+
+/// A control group of version 1; removed on drop.
+struct Group(PathBuf);
+
+impl Drop for Group {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir(&self.0);
+    }
+}
+
+#[test]
+fn doctor_finds_a_limit_on_memory_that_up_does_not_look_at() {
+    let root = "/sys/fs/cgroup/memory/cgroup.procs";
+    if needs_root() || needs_file(root) {
+        return;
+    }
+    let name = format!("forebay-doctor-{}", std::process::id());
+    let group = Group(Path::new(root).with_file_name(name));
+    fs::create_dir(&group.0).expect("a group");
+    fs::write(group.0.join("memory.limit_in_bytes"), "536870912").expect("limit");
+    let line = format!(
+        "echo $$ > {}/cgroup.procs && exec \"$@\"",
+        group.0.display()
+    );
+    let value = under("sh", &["-c", &line, "sh"]);
+    let (kind, said, _) = found(&value, "machine", "control groups");
+    assert!(
+        kind == "note" && said.contains("512.0 MiB by version 1"),
+        "{kind} {said}"
+    );
+}
+
 #[test]
 fn doctor_finds_what_a_fuse_pfs_lacks_and_as_whom_it_takes_root() {
     if needs_root() || needs_file("/dev/fuse") {
