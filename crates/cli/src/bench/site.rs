@@ -16,8 +16,9 @@ use crate::show::text::show_path;
 /// A directory, the processes in it, and what was measured.
 pub struct Site {
     shown: String,
-    scratch: Scratch,
+    // Ends before its files go.
     crew: Crew,
+    scratch: Scratch,
     stop: Stop,
     /// Number of the next file.
     next_file: u64,

@@ -119,6 +119,9 @@ pub fn run(args: &DoctorArgs) -> Result<Exit, Failure> {
         });
     }
     sections.insert(0, machine(ssds.len()));
+    if let Ok(Event::Interrupted) = events.try_recv() {
+        return Ok(Exit::Interrupted);
+    }
     let flash = ssds.iter().map(|dir| (Kind::Flash, dir.clone()));
     let places = flash.chain(pfs.iter().map(|dir| (Kind::Pfs, dir.clone())));
     for (kind, dir) in places {
