@@ -9,16 +9,19 @@
 //! - `starter`, `dead`: what starts one again, what a dead one leaves;
 //! - `asked`: one on this node, or a cluster's server over the network;
 //! - `paths`: what the user calls a file;
+//! - `scratch`: a directory for temporary files;
 //! - `show`: tables, bars, progress, JSON.
 
 mod abort;
 mod asked;
+mod bench;
 mod calibrate;
 mod cluster;
 mod commit;
 mod control;
 mod data;
 mod dead;
+mod doctor;
 mod down;
 mod ended;
 mod exit;
@@ -36,6 +39,7 @@ mod plan;
 mod policy;
 mod prefetch;
 mod release;
+mod scratch;
 mod server;
 mod show;
 mod signals;
@@ -97,6 +101,8 @@ enum Command {
     Release(release::ReleaseArgs),
     Commit(commit::CommitArgs),
     Fsck(fsck::FsckArgs),
+    Doctor(doctor::DoctorArgs),
+    Bench(bench::BenchArgs),
     Calibrate(calibrate::CalibrateArgs),
     Plan(plan::PlanArgs),
     Policy(policy::PolicyArgs),
@@ -122,6 +128,8 @@ impl Command {
             Command::Release(args) => release::run(args),
             Command::Commit(args) => commit::run(args),
             Command::Fsck(args) => fsck::run(args),
+            Command::Doctor(args) => doctor::run(args),
+            Command::Bench(args) => bench::run(args),
             Command::Calibrate(args) => calibrate::run(args),
             Command::Plan(args) => plan::run(args),
             Command::Policy(args) => policy::run(args),

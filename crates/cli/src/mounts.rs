@@ -22,6 +22,8 @@ pub struct MountEntry {
     pub fs_type: String,
     /// Source; of a burst buffer, its state folder.
     pub source: PathBuf,
+    /// Options of this mount, then those of the file system, as the kernel lists them.
+    pub options: Vec<String>,
 }
 
 impl MountEntry {
@@ -44,7 +46,15 @@ pub fn parse(text: &[u8]) -> Vec<MountEntry> {
 fn parse_line(line: &[u8]) -> Option<MountEntry> {
     let fields: Vec<&[u8]> = line.split(|&b| b == b' ').collect();
     let dash = 6 + fields.get(6..)?.iter().position(|f| f == b"-")?;
+    // Old lines end with the source.
+    let of_file_system = fields.get(dash + 3).copied().unwrap_or_default();
+    let lists = [fields[5], of_file_system].map(String::from_utf8_lossy);
+    let options = lists.iter().flat_map(|list| list.split(','));
     Some(MountEntry {
+        options: options
+            .filter(|option| !option.is_empty())
+            .map(str::to_string)
+            .collect(),
         root: unescape(fields[3]),
         point: unescape(fields[4]),
         fs_type: String::from_utf8_lossy(fields.get(dash + 1)?).into_owned(),
@@ -194,6 +204,11 @@ broken line
         assert!(table[1].is_forebay());
         assert!(!table[0].is_forebay());
         assert_eq!(of_state(&table, Path::new("/var/tmp/my bb")).len(), 2);
+        let line = b"29 1 254:0 / / rw,noatime shared:1 - ext4 /dev/vda rw,data=writeback\n";
+        let [entry] = &parse(line)[..] else {
+            panic!("one line");
+        };
+        assert_eq!(entry.options, ["rw", "noatime", "rw", "data=writeback"]);
     }
 
     #[test]

@@ -104,6 +104,7 @@ fn the_mount_point_must_be_a_free_directory() {
         point: place.at("mnt"),
         fs_type: fs_type.into(),
         source,
+        options: Vec::new(),
     };
     assert_refused(
         check("mnt", &[mounted("nfs", "server:/x".into())]),

@@ -104,9 +104,14 @@ pub fn may_mount() -> bool {
 
 /// Whether CAP_SYS_ADMIN is in one of the sets of /proc/self/status.
 fn has_admin(status: &str, set: &str) -> bool {
+    has_capability(status, set, CAP_SYS_ADMIN)
+}
+
+/// Whether a capability, by its bit, is in one of the sets of /proc/self/status.
+pub fn has_capability(status: &str, set: &str, capability: u64) -> bool {
     let line = status.lines().find_map(|line| line.strip_prefix(set));
     let bits = line.and_then(|hex| u64::from_str_radix(hex.trim(), 16).ok());
-    bits.is_some_and(|bits| bits & CAP_SYS_ADMIN != 0)
+    bits.is_some_and(|bits| bits & capability != 0)
 }
 
 fn find_program(name: &str) -> Option<PathBuf> {

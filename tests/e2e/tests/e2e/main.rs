@@ -3,12 +3,14 @@
 mod after_kill;
 mod at_rest;
 mod bad_input;
+mod benches;
 mod clusters;
 mod clusters_started;
 mod coherence;
 mod commands;
 mod common;
 mod descriptors;
+mod doctor;
 mod errors;
 mod examples;
 mod faults;
