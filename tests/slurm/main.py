@@ -77,6 +77,8 @@ def run_cases(site, names, chosen):
 def inside(base, args):
     socket.sethostname(HOST)
     run(["ip", "link", "set", "lo", "up"])
+    # Names are looked up with AI_ADDRCONFIG: addresses of 127.0.0.0/8 alone do not count.
+    run(["ip", "address", "add", "10.77.77.1/32", "dev", "lo"])
     with loop_ext4(base, "pfs", PFS_BYTES) as pfs:
         pfs.chmod(0o755)
         site = Site(base, args.forebay)

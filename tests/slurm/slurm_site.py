@@ -52,6 +52,7 @@ MpiDefault=none
 SwitchType=switch/none
 AccountingStorageType=accounting_storage/none
 JobAcctGatherType=jobacct_gather/none
+SlurmdParameters=config_overrides
 ReturnToService=2
 KillWait=2
 CompleteWait=0
