@@ -200,7 +200,9 @@ end
 function slurm_bb_job_process(script_path)
     return guarded("submission", script_path, function()
         local conf = settings()
-        local _, capacity = bb.wishes(read_file(script_path) or fail("the script cannot be read"), conf)
+        local script = read_file(script_path) or fail("the script cannot be read")
+        bb.check_symbols(script)
+        local _, capacity = bb.wishes(script, conf)
         local said, _, there = last_status(conf)
         if capacity and said and capacity > there then
             fail("capacity= asks for %.0f MiB; the burst buffer has %.0f MiB", capacity / 2 ^ 20, there / 2 ^ 20)

@@ -324,6 +324,14 @@ local function lines_of(script)
     return found
 end
 
+-- Of a script that Slurm has not put its symbols into yet: from a % on it takes \\\\ for their end, and loses lines.
+local function check_symbols(script)
+    local all = table.concat(lines_of(script), "\n")
+    if all:find("%", 1, true) and all:find("\\\\", 1, true) then
+        fail("% and \\\\ cannot both be in a job's directives: Slurm's symbols end at \\\\; use list=")
+    end
+end
+
 -- All that a script asks for.
 local function wishes(script, conf)
     local found, bytes, capacity = {}, 0, nil
@@ -357,5 +365,5 @@ end
 
 return {
     fail = fail, printable = printable, read_file = read_file, settings = settings, bytes_of = bytes_of, json = json,
-    wishes = wishes,
+    wishes = wishes, check_symbols = check_symbols,
 }
