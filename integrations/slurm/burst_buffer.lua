@@ -1,19 +1,22 @@
--- Forebay's plugin for Slurm's burst_buffer/lua (22.05 and newer). It lies beside slurm.conf, with forebay-bb,
--- forebay_directives.lua and forebay_bb.conf; README.md says how to install it and what a job writes.
+-- Forebay's plugin for Slurm's burst_buffer/lua (22.05 and newer). It lies beside slurm.conf,
+-- with forebay-bb, forebay_directives.lua and forebay_bb.conf; README.md says how to install it
+-- and what a job writes.
 --
 -- Slurm loads this file anew for each call, so nothing is kept but in files below `records`.
---   In slurmctld, with its locks held and without a timeout: slurm_bb_job_process, slurm_bb_paths. They read small
---   local files, start no process, and touch no path of a user: a PFS that hangs would stop slurmctld.
---   In a thread of slurmctld, without a timeout: slurm_bb_pools. It tells what the last `forebay status` has said,
---   and starts the next one in the background.
+--   In slurmctld, with its locks held and without a timeout: slurm_bb_job_process,
+--   slurm_bb_paths. They read small local files, start no process, and touch no path of a user: a
+--   PFS that hangs would stop slurmctld.
+--   In a thread of slurmctld, without a timeout: slurm_bb_pools. It tells what the last `forebay
+--   status` has said, and starts the next one in the background.
 --   In a process of slurmscriptd, with a timeout: all others. They may wait.
--- Slurm 22.05 names the job's user first in slurm_bb_setup; paths are looked at from there on, by forebay-bb, as
--- that user.
+-- Slurm 22.05 names the job's user first in slurm_bb_setup; paths are looked at from there on, by
+-- forebay-bb, as that user.
 
 local FOLDER = debug.getinfo(1, "S").source:match("^@(.*)/[^/]*$") or "."
 local bb = dofile(FOLDER .. "/forebay_directives.lua")
 local fail, printable, read_file, json = bb.fail, bb.printable, bb.read_file, bb.json
 local NAMED_FILES_MAX = 3
+local LOGGED_FILES_MAX = 200
 -- After this the last status says nothing any more.
 local STATUS_S_MAX = 180
 
@@ -21,7 +24,7 @@ local function settings()
     return bb.settings(FOLDER)
 end
 
--- ------------------------------------------------------------------------------------- what is known of a job
+-- -------------------------------------------------------------------------- what is known of a job
 
 local function record_path(conf, job)
     if not job:find("^%d+$") then
@@ -81,7 +84,7 @@ local function load_record(conf, job)
     return record[1] and record[1].uid and record or fail("%s is damaged", record_path(conf, job))
 end
 
--- ----------------------------------------------------------------------------------------- other processes
+-- --------------------------------------------------------------------------------- other processes
 
 local function quoted(list)
     local found = {}
@@ -146,8 +149,8 @@ local function move(conf, uid, verb, seconds, item)
     for at = 1, math.min(#all, NAMED_FILES_MAX) do
         named[at] = all[at]
     end
-    for _, one in ipairs(all) do
-        slurm.log_error("forebay: %s", printable(verb .. ": " .. one))
+    for at = 1, math.min(#all, LOGGED_FILES_MAX) do
+        slurm.log_error("forebay: %s", printable(verb .. ": " .. all[at]))
     end
     if #all > #named then
         named[#named + 1] = ("and %d more"):format(#all - #named)
@@ -177,13 +180,13 @@ end
 -- Asks for the status; the shell goes on by itself with `&` at the end.
 local function ask_status(conf, seconds, ending)
     local new = conf.records .. "/status.new"
-    local inner = ("umask 077; new=%s.$$; { date +%%s && timeout -k 1 %d %s; } >$new 2>/dev/null "
-        .. "&& mv $new %s || rm -f $new"):format(quoted({ new }), seconds,
+    local inner = ("umask 077; new=%s.$$; { date +%%s && timeout -k 1 %d %s; } >\"$new\" 2>/dev/null "
+        .. "&& mv \"$new\" %s || rm -f \"$new\""):format(quoted({ new }), seconds,
         quoted({ conf.forebay, "status", "--json", "--state", conf.burst_buffer }), quoted({ conf.records .. "/status" }))
     os.execute("setsid sh -c " .. quoted({ inner }) .. " </dev/null >/dev/null 2>&1 " .. ending)
 end
 
--- ----------------------------------------------------------------------------------------- what Slurm calls
+-- -------------------------------------------------------------------------------- what Slurm calls
 
 -- Runs a step; a failure is a line for the user and the log.
 local function guarded(name, job, step)
@@ -215,7 +218,8 @@ function slurm_bb_pools()
     local conf
     local code, message = guarded("pools", "-", function()
         conf = settings()
-        -- Only where nothing was ever heard, so at a first start, somebody waits: two seconds at most.
+        -- Only where nothing was ever heard, so at a first start, somebody waits: two seconds at
+        -- most.
         local said, age, capacity = last_status(conf)
         if said then
             ask_status(conf, 25, "&")
@@ -308,20 +312,26 @@ local function known(conf, job)
     return load_record(conf, job) or fail("nothing is known of this job; `scontrol requeue` begins anew")
 end
 
--- Moves all of a kind within the time, goes on after failures, and fails with all of them.
+-- Moves all of a kind within the time, goes on after failures, and fails with all of them. A
+-- job's directory that still has results is kept for good.
 local function move_all(conf, job, record, what, verb, seconds)
-    local until_s, bytes, problems = os.time() + tonumber(seconds), 0, {}
+    local until_s, bytes, problems, left = os.time() + tonumber(seconds), 0, {}, nil
     for _, item in ipairs(record) do
         local problem, moved
         if item.what == what and item.own then
             local text, code = as_user(conf, record[1].uid, "move", record[1].dir, item.own, item.path)
             problem = code ~= 0 and first_lines(text) or nil
+            left = left or problem and "yes"
         end
         if item.what == what and not problem then
             moved, problem = move(conf, record[1].uid, verb, until_s - os.time(), item)
             bytes = bytes + moved
         end
         problems[#problems + 1] = problem
+    end
+    if record[1].kept ~= left then
+        record[1].kept = left
+        save(conf, job, record)
     end
     if #problems > 0 then
         fail("%s", table.concat(problems, "; "))
@@ -382,7 +392,8 @@ function slurm_bb_paths(job, _, path_file)
     end)
 end
 
--- On its nodes already, but not begun: a burst buffer that does not answer has the job queued again.
+-- On its nodes already, but not begun: a burst buffer that does not answer has the job queued
+-- again.
 function slurm_bb_pre_run(job)
     return guarded("start", job, function()
         local conf = settings()
@@ -414,7 +425,8 @@ function slurm_bb_data_out(job)
     end)
 end
 
--- After everything, also of cancelled jobs: what was the job's alone goes. Files of users elsewhere stay.
+-- After everything, also of cancelled jobs: what was the job's alone goes. Files of users
+-- elsewhere stay.
 function slurm_bb_job_teardown(job)
     return guarded("teardown", job, function()
         local conf = settings()
@@ -429,7 +441,9 @@ function slurm_bb_job_teardown(job)
                 move(conf, uid, "release", 60, item)
             end
         end
-        if record[1].dir then
+        if record[1].kept then
+            slurm.log_info("forebay: job %s: results are left in %s/%s", job, conf.jobs, record[1].dir)
+        elseif record[1].dir then
             local text, code = as_user(conf, uid, "remove-dir", "jobs", record[1].dir)
             if code ~= 0 then
                 fail(first_lines(text))

@@ -1,5 +1,6 @@
--- The directives of Forebay's Slurm plugin: what a job's script asks for, checked without a look at any path, and what
--- that takes. burst_buffer.lua loads this file; nothing in it starts a process or opens a path of a user.
+-- The directives of Forebay's Slurm plugin: what a job's script asks for, checked without a look
+-- at any path, and what that takes. burst_buffer.lua loads this file; nothing in it starts a
+-- process or opens a path of a user.
 
 local LINE_BYTES_MAX = 64 * 1024
 local MESSAGE_BYTES_MAX = 800
@@ -30,7 +31,7 @@ local KINDS = {
 local SAME_KIND = { jobdw = "job", persistentdw = "persistent" }
 local MODES = { user = "0700", group = "2770" }
 
--- ---------------------------------------------------------------------------------------------- small things
+-- ------------------------------------------------------------------------------------ small things
 
 -- Ends the call that runs; its job sees the message.
 local function fail(format, ...)
@@ -143,7 +144,7 @@ local function json(text)
     return fine and type(value) == "table" and value or nil
 end
 
--- ---------------------------------------------------------------------------------------- what a job writes
+-- ------------------------------------------------------------------------------- what a job writes
 
 -- The words of a line; "..." keeps blanks together, with \" and \\ in it.
 local function words(line)
@@ -297,7 +298,8 @@ local function directive(line, conf)
     return { what = kind, name = checked_name(options, conf) }
 end
 
--- The lines for the burst buffer in a script's head, continued ones joined: what Slurm takes for it, too.
+-- The lines for the burst buffer in a script's head, continued ones joined: what Slurm takes for
+-- it, too.
 local function lines_of(script)
     local found, continued = {}, false
     for line in script:gmatch("[^\n]+") do
@@ -324,7 +326,8 @@ local function lines_of(script)
     return found
 end
 
--- Of a script that Slurm has not put its symbols into yet: from a % on it takes \\\\ for their end, and loses lines.
+-- Of a script that Slurm has not put its symbols into yet: from a % on it takes \\\\ for their
+-- end, and loses lines.
 local function check_symbols(script)
     local all = table.concat(lines_of(script), "\n")
     if all:find("%", 1, true) and all:find("\\\\", 1, true) then

@@ -5,7 +5,7 @@ import re
 import signal
 import time
 
-from slurm_site import NODES, USERS, until
+from slurm_site import NODES, PLUGIN, USERS, until
 
 from machine import MIB
 
@@ -274,6 +274,9 @@ def a_burst_buffer_that_hangs_holds_up_nobody_but_its_jobs(site):
         return done
 
     os.kill(daemon, signal.SIGSTOP)
+    # As if it had been silent for long.
+    status = site.run / "records/status"
+    status.write_text("1000\n" + status.read_text(encoding="utf-8").partition("\n")[2], encoding="utf-8")
     try:
         begin = time.monotonic()
         job, cancelled = (site.job(f"#BB_LUA stage_in path={site.mount}/alice/late") for _ in range(2))
@@ -287,6 +290,7 @@ def a_burst_buffer_that_hangs_holds_up_nobody_but_its_jobs(site):
             timed("scontrol", "ping")
             time.sleep(0.5)
         site.waits_for(plain, "COMPLETED")
+        assert "TotalSpace=320MiB FreeSpace=0 " in timed("scontrol", "show", "burst").stdout
         timed("scancel", cancelled)
         assert site.in_state(job, "PENDING"), site.show(job)
     finally:
@@ -327,6 +331,18 @@ def a_job_whose_stage_out_failed_can_be_given_up(site):
     site.reason(job, "alice/never-made: No such file")
     site.ask("scancel", "--hurry", job, user="alice", check=True)
     site.ends(job)
+
+
+def a_result_that_cannot_be_moved_is_kept(site):
+    job = site.job("#BB_LUA pool=forebay capacity=4MiB\n"
+                   f"#BB_LUA stage_out source=$FOREBAY_JOB_DIR/result destination={site.mount}/alice/missing/result",
+                   "echo result >$FOREBAY_JOB_DIR/result")
+    site.reason(job, "alice/missing/result: No such file")
+    site.ask("scancel", "--hurry", job, user="alice", check=True)
+    site.ends(job)
+    folder = next((site.mount / ".jobs").iterdir())
+    assert (folder / "result").read_text(encoding="utf-8") == "result\n"
+    site.ask("rm", "-r", folder, user="alice", check=True)
 
 
 def the_pool_is_what_forebay_has(site):
@@ -383,8 +399,28 @@ AS_ROOT = [
     "stage_in_then_run_then_stage_out", "lists_name_many", "symbols_name_each_task_of_an_array",
     "a_job_has_a_directory_that_goes_with_it", "persistent_buffers_outlive_jobs", "wrong_directives_are_refused_at_submission",
     "wrong_paths_hold_the_job_and_are_named", "names_are_never_commands", "slurms_symbols_are_looked_at_after_slurm", "killed_and_failed_jobs_are_staged_out_and_cleaned_up",
-    "a_requeued_job_is_staged_in_again", "a_job_that_never_ran_leaves_nothing", "the_pool_is_what_forebay_has",
+    "a_requeued_job_is_staged_in_again", "a_job_that_never_ran_leaves_nothing", "the_pool_is_what_forebay_has", "a_job_has_a_burst_buffer_of_its_own_nodes",
     "interactive_jobs_say_it_on_the_command_line", "slurmctld_may_be_restarted", "a_job_whose_stage_out_failed_can_be_given_up",
+    "a_result_that_cannot_be_moved_is_kept",
     "a_full_pfs_holds_the_job_and_names_the_file", "a_burst_buffer_that_hangs_holds_up_nobody_but_its_jobs",
 ]
+def a_job_has_a_burst_buffer_of_its_own_nodes(site):
+    """As an ordinary user, without the site's: servers and mounts are steps of the job."""
+    pfs = site.pfs / "alice/own"
+    pfs.mkdir()
+    os.chown(pfs, USERS["alice"], USERS["alice"])
+    (site.home / "alice/own.sh").write_text(
+        "srun --overlap -N2 -n2 --ntasks-per-node=1 sh -c 'echo from $SLURMD_NODENAME >$FOREBAY_MOUNT/$SLURMD_NODENAME'\n"
+        "srun --overlap -N1 -n1 -w n2 cat $FOREBAY_MOUNT/n1\n"
+        f"{site.forebay} where $FOREBAY_MOUNT; df --output=fstype $FOREBAY_MOUNT\n", encoding="utf-8")
+    job = site.job("", f"export FOREBAY_PFS={pfs} FOREBAY_MOUNT=$HOME/own FOREBAY_DRAM=16MiB FOREBAY_SSD=32MiB FOREBAY_LOCAL={site.local} FOREBAY_RUN={site.local}\n"
+                   f"export FOREBAY_PROGRAM={site.forebay}\n{PLUGIN}/own-buffer run sh $HOME/own.sh 2>&1; echo ended $?; srun -N2 -n2 ls -A {site.local}",
+                   options=["-N2", "--ntasks-per-node=2", "--time=2"])
+    site.waits_for(job, "COMPLETED", "FAILED", "TIMEOUT", patience_s=60)
+    output = site.output(job)
+    assert "ended 0" in output and "from n1" in output and "fuse.forebay" in output, output
+    assert (pfs / "n1").read_text(encoding="utf-8") == "from n1\n" and (pfs / "n2").exists(), output
+    assert "forebay-alice" not in output and not list((site.home / "alice/.forebay-jobs").iterdir()), output
+
+
 BY_SUDO = ["scripts_of_datawarp_run"]

@@ -82,7 +82,7 @@ def inside(base, args):
     failed = []
     with loop_ext4(base, "pfs", PFS_BYTES) as pfs:
         pfs.chmod(0o755)
-        # slurmctld as root with the plugin's own keyword; then as a user of its own, with DataWarp's.
+        # slurmctld as root, the plugin's own keyword; then a user of its own, DataWarp's.
         for slurm_user, directive, names in (("root", None, cases.AS_ROOT), ("slurmy", "DW", cases.BY_SUDO)):
             site = Site(base, args.forebay, slurm_user, directive)
             if not (site.home).exists():

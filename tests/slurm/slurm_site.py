@@ -6,6 +6,7 @@ import re
 import secrets
 import shlex
 import shutil
+import stat
 import subprocess
 import sys
 import time
@@ -85,6 +86,7 @@ class Site:
             shutil.copy(forebay, self.forebay)
         self.pfs, self.mount, self.state = base / "pfs", base / "bb", base / "state"
         self.etc, self.run, self.home = base / f"etc-{slurm_user}", base / f"run-{slurm_user}", base / "home"
+        self.local = base / "local"
         self.env = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "SLURM_CONF": str(self.etc / "slurm.conf"), "LC_ALL": "C"}
         self.children = {}
 
@@ -116,8 +118,13 @@ class Site:
         shadow.write_text("".join(f"{user}:*:20000::::::\n" for user in ("root", *USERS)), encoding="utf-8")
         shadow.chmod(0o600)
         run(["mount", "--bind", shadow, "/etc/shadow"])
+        # As on a usual machine; a container's is root's.
+        fuse = self.base / "fuse"
+        os.mknod(fuse, 0o666 | stat.S_IFCHR, os.stat("/dev/fuse").st_rdev)
+        fuse.chmod(0o666)
+        run(["mount", "--bind", fuse, "/dev/fuse"])
         hosts = self.base / "hosts"
-        hosts.write_text(f"127.0.0.1 localhost {HOST}\n", encoding="utf-8")
+        hosts.write_text(f"127.0.0.1 localhost {HOST} n1\n127.0.0.2 n2\n", encoding="utf-8")
         hosts.chmod(0o644)
         run(["mount", "--bind", hosts, "/etc/hosts"])
         for user, uid in USERS.items():
@@ -185,8 +192,11 @@ class Site:
         until("slurmctld", lambda: self.ask("scontrol", "ping").returncode == 0)
 
     def nodes(self):
+        self.local.mkdir(exist_ok=True)
         for node in NODES:
-            self.start(f"slurmd-{node}", ["slurmd", "-D", "-N", node])
+            # Each node has mounts and a folder of its own, as on real nodes.
+            self.start(f"slurmd-{node}", ["unshare", "--mount", "--propagation", "private", "sh", "-c",
+                                          'mount -t tmpfs -o mode=1777 node "$1" && exec slurmd -D -N "$2"', "sh", self.local, node])
         until("the nodes", lambda: self.ask("sinfo", "-h", "-t", "idle", "-o", "%D").stdout.strip() == str(len(NODES)))
 
     def ask(self, *argv, user=None, env=None, check=False, text_in=None):
