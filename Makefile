@@ -3,7 +3,7 @@
 CARGO ?= cargo
 BIN := target/release/forebay
 
-.PHONY: all build run test test-posix test-web soak check lint deny bench bench-compare bench-baseline nightly release clean help setup-build setup-run setup-test setup-posix
+.PHONY: all build run test test-posix test-web test-slurm soak check lint deny bench bench-compare bench-baseline nightly release clean help setup-build setup-run setup-test setup-posix
 
 help: ## what there is to make
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 16
@@ -29,6 +29,11 @@ test-web: setup-build setup-run ## the page in a browser, metrics and alerts wit
 	scripts/setup.sh web
 	$(CARGO) build --release --locked -p forebay
 	python3 tests/web/main.py --forebay $(BIN)
+
+test-slurm: setup-build ## Slurm's plugin in a Slurm of its own: staging, rights, bad directives, kills, a full and a hanging PFS (about 2 minutes; [ONLY=words])
+	scripts/setup.sh slurm
+	$(CARGO) build --release --locked -p forebay
+	python3 tests/slurm/main.py --forebay $(BIN) $(if $(ONLY),--only $(ONLY))
 
 SECONDS ?= 600
 soak: setup-build setup-run setup-test ## kills, power cuts, full disks, damage, a failing PFS, unseen writers under load, judged from outside; SECONDS=600 [SEED=n] [FAULTS=list]

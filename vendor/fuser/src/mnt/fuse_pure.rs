@@ -257,6 +257,16 @@ unsafe fn clear_cloexec_in_pre_exec(command: &mut Command, fd: BorrowedFd<'_>) {
     };
 }
 
+// FOREBAY(fsname): fusermount takes a backslash in a name for an escape, and a comma for its end.
+fn option_to_fusermount(option: &MountOption) -> String {
+    match option {
+        MountOption::FSName(name) => {
+            format!("fsname={}", name.replace('\\', "\\\\").replace(',', "\\,"))
+        }
+        option => option_to_string(option),
+    }
+}
+
 fn fuse_mount_fusermount(
     mountpoint: &OsStr,
     options: &[MountOption],
@@ -272,7 +282,7 @@ fn fuse_mount_fusermount(
 
     let mut builder = Command::new(&fusermount_bin);
     builder.stdout(Stdio::piped()).stderr(Stdio::piped());
-    let mut options_strs: Vec<String> = options.iter().map(option_to_string).collect();
+    let mut options_strs: Vec<String> = options.iter().map(option_to_fusermount).collect();
     options_strs.extend(acl.to_mount_option().map(|s| s.to_owned()));
     if !options_strs.is_empty() {
         builder.arg("-o");
