@@ -8,6 +8,7 @@ use forebay_types::Errno;
 use forebay_wire::control::PathFailure;
 use serde_json::{Map, Value, json};
 
+use crate::exit::Failure;
 use crate::paths::Refused;
 use crate::{mounts, out};
 
@@ -26,13 +27,8 @@ pub fn insert_path(object: &mut Map<String, Value>, key: &str, path: &[u8]) {
 /// A list of `{"path", "errno", "error"}`: what lies outside, as it was named, and what failed
 /// below the mount.
 pub fn failures(mount: &Path, refused: &[Refused], failures: &[PathFailure]) -> Value {
-    let outside = refused
-        .iter()
-        .map(|one| failure(one.path.as_os_str().as_bytes(), one.errno, &one.why));
-    let inside = failures.iter().map(|one| {
-        let path = mounts::in_mount(mount, &one.path);
-        failure(&path, one.errno, &one.reason)
-    });
+    let outside = refused.iter().map(self::refused);
+    let inside = failures.iter().map(|one| failed(mount, one));
     outside.chain(inside).collect()
 }
 
@@ -62,6 +58,32 @@ pub fn path_list(mount: &Path, relative: &[Vec<u8>]) -> Value {
 /// Seconds from milliseconds.
 pub fn seconds(ms: u64) -> Value {
     json!(ms as f64 / 1e3)
+}
+
+/// Prints a value on one line.
+pub fn print_line(value: &Value) {
+    out::print(&format!("{value}\n"));
+}
+
+/// Prints the failure of a command as a line of its own for a program, and passes it on.
+pub fn tell(failure: Failure) -> Failure {
+    let errno = failure.errno.map(|errno| {
+        errno
+            .name()
+            .map_or(Value::from(errno.0), |name| Value::from(name))
+    });
+    print_line(&json!({"fatal": {"errno": errno, "error": failure.message}}));
+    failure
+}
+
+/// One path that leads nowhere.
+pub fn refused(one: &Refused) -> Value {
+    failure(one.path.as_os_str().as_bytes(), one.errno, &one.why)
+}
+
+/// One path that failed below the mount.
+pub fn failed(mount: &Path, one: &PathFailure) -> Value {
+    failure(&mounts::in_mount(mount, &one.path), one.errno, &one.reason)
 }
 
 /// Prints a value and a newline.
