@@ -21,6 +21,9 @@ use crate::signals::Signals;
 /// Paths named when time is up; more are only counted.
 pub const NAMED_MAX: usize = 20;
 
+/// A program is told again of what has not changed after this time: time itself goes on.
+const SAY_AGAIN: Duration = Duration::from_secs(1);
+
 /// Arguments of every movement.
 #[derive(Args, Debug)]
 pub struct MoveArgs {
@@ -69,9 +72,15 @@ fn run_on(
         timeout: args.timeout,
     };
     let told = Told::new(movement, &target.mount, &target.refused);
+    let mut last: Option<(Instant, JobProgress)> = None;
     let mut each = |now: &JobProgress| {
-        if args.json_lines {
+        let is_news = match &last {
+            Some((said, before)) => before != now || said.elapsed() >= SAY_AGAIN,
+            None => true,
+        };
+        if args.json_lines && is_news {
             json::print_line(&told.object(None, now));
+            last = Some((Instant::now(), now.clone()));
         }
     };
     let (end, job) = job::follow(&daemon, movement, &target, until, &signals, &mut each)?;

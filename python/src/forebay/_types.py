@@ -232,7 +232,9 @@ def status_of(value: Mapping[str, Any]) -> Status:
     drain = value["drain"]
     return Status(
         **{key: value[key] for key in ("version", "pid", "uptime_s", "durability", "policy", "placement")},
-        **{key: path_of(value, key) for key in ("pfs", "mount", "state")},
+        pfs=path_of(value, "pfs"),
+        mount=path_of(value, "mount"),
+        state=path_of(value, "state"),
         **{key: value[key] for key in ("dirty_bytes", "dirty_cap_bytes", "errors_total", "conflicts_total")},
         tiers=tuple(
             Tier(
