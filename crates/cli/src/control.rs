@@ -260,6 +260,7 @@ pub fn no_state_folder(folder: &Path) -> Failure {
         "{}: not a state folder of forebay; {STATE_TAKES}",
         folder.display()
     ))
+    .with(Errno::ENOTCONN)
 }
 
 /// Whether the error means that no daemon runs: no socket, or nobody behind it.

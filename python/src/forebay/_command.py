@@ -104,7 +104,7 @@ def status_words(state: Optional[PathLike], path: Optional[PathLike], config: Op
     """`forebay status` of whom the arguments name, one at most."""
     if sum(given is not None for given in (state, path, config)) > 1:
         raise ValueError("status takes one of state, path and config")
-    argv = [program(), "status", "--json"]
+    argv = [program(), "status", "--json-lines"]
     if path is not None:
         state = state_of(path)
     if state is not None:
@@ -140,12 +140,12 @@ def _unescape(field: bytes) -> bytes:
 
 def status_from(code: int, stdout: bytes, stderr: bytes) -> Status:
     """The answer of `forebay status`, or its exception."""
-    if code != 0:
-        message = _message(stderr, "status")
-        # Its exit 1 means that nobody answers whom this user may ask.
-        kind = NotRunningError if code == 1 else ForebayError
-        raise kind(numbers.ENOTCONN, message, exit_code=code)
-    value = json.loads(stdout)
+    try:
+        value = json.loads(stdout)
+    except ValueError:
+        raise _unexplained("status", code, stderr) from None
+    if "fatal" in value:
+        raise _of_fatal(value["fatal"], code, nobody=(None, numbers.ENOTCONN, numbers.ENOENT))
     if "drain" not in value:
         raise ForebayError(
             numbers.EOPNOTSUPP, "this server knows of no files: it holds data only, or stands by", exit_code=code
@@ -190,10 +190,9 @@ class Answers:
         if code == 0:
             return None
         if self._fatal is not None:
-            return self._of_fatal(self._fatal, code)
+            return _of_fatal(self._fatal, code)
         if self.result is None and not self.failures:
-            ended = f"was ended by signal {-code}" if code < 0 else f"ended with exit code {code}"
-            return ForebayError(numbers.EIO, f"{_message(stderr, self.verb)} ({ended})", exit_code=code)
+            return _unexplained(self.verb, code, stderr)
         kind, errno, message = self._of_code(code)
         return kind(
             errno,
@@ -203,12 +202,6 @@ class Answers:
             left=self.result.left if self.result else (),
             result=self.result,
         )
-
-    def _of_fatal(self, fatal: Mapping[str, Any], code: int) -> ForebayError:
-        # What has no number of its own is wrong usage.
-        errno = numbers.EINVAL if fatal["errno"] is None else number_of(fatal["errno"])
-        kind = NotRunningError if errno == numbers.ENOTCONN else ForebayError
-        return kind(errno, fatal["error"], exit_code=code)
 
     def _of_code(self, code: int) -> tuple[type[ForebayError], int, str]:
         left = len(self.result.left) if self.result else 0
@@ -225,6 +218,23 @@ class Answers:
             return NotRunningError, numbers.ENOTCONN, f"{self.verb}: no burst buffer answers"
         what = "1 path" if count == 1 else f"{count} paths"
         return PathsError, self.failures[0].errno, f"{self.verb}: {what} failed"
+
+
+def _of_fatal(
+    fatal: Mapping[str, Any], code: int, nobody: tuple[Optional[int], ...] = (numbers.ENOTCONN,)
+) -> ForebayError:
+    """From ``{"errno", "error"}``; with a number in `nobody`, nobody was there to ask."""
+    errno = None if fatal["errno"] is None else number_of(fatal["errno"])
+    if errno in nobody:
+        return NotRunningError(numbers.ENOTCONN, fatal["error"], exit_code=code)
+    # What has no number of its own is wrong usage.
+    return ForebayError(errno or numbers.EINVAL, fatal["error"], exit_code=code)
+
+
+def _unexplained(verb: str, code: int, stderr: bytes) -> ForebayError:
+    """A command that gave no answer: wrong usage, as of an older program, or a signal."""
+    ended = f"was ended by signal {-code}" if code < 0 else f"ended with exit code {code}"
+    return ForebayError(numbers.EIO, f"{_message(stderr, verb)} ({ended})", exit_code=code)
 
 
 def _message(stderr: bytes, verb: str) -> str:
