@@ -59,9 +59,8 @@ def test_status_of_nothing_is_not_running(tmp_path):
 def test_a_mount_point_with_odd_bytes_is_found(start, tmp_path):
     one = start()
     one.down()
-    odd = os.path.join(os.fsencode(one.base), b"b b\n\\040\xff")
+    odd = os.path.join(os.fsencode(one.base), "b b\n\\040 ä".encode())
     os.rename(one.mount, odd)
-    os.symlink(odd, one.mount)
     one.mount = Path(os.fsdecode(odd))
     one.up()
     inside = one.write("x")
@@ -184,7 +183,7 @@ def test_no_paths_are_wrong_usage(bb):
 
 
 def test_a_list_longer_than_any_pipe(bb):
-    names = [f"many/{number:05}-{'x' * 150}" for number in range(3000)]
+    names = [f"many/{number:05}-" + "x" * 200 for number in range(1500)]
     for name in names:
         bb.write(name, 1)
     assert sum(len(name) for name in names) > 4 * (64 << 10)
