@@ -35,14 +35,18 @@ pub fn failures(mount: &Path, refused: &[Refused], failures: &[PathFailure]) -> 
 fn failure(path: &[u8], errno: Errno, reason: &str) -> Value {
     let mut object = Map::new();
     insert_path(&mut object, "path", path);
-    let name = errno.name().map_or(Value::from(errno.0), Value::from);
-    object.insert("errno".into(), name);
+    object.insert("errno".into(), name_of(errno));
     let reason = match reason {
         "" => errno.message(),
         _ => reason.to_string(),
     };
     object.insert("error".into(), reason.into());
     Value::Object(object)
+}
+
+/// The name of an error number; the number where it has none.
+fn name_of(errno: Errno) -> Value {
+    errno.name().map_or(Value::from(errno.0), Value::from)
 }
 
 /// A list of `{"path"}`.
@@ -67,11 +71,7 @@ pub fn print_line(value: &Value) {
 
 /// Prints the failure of a command as a line of its own for a program, and passes it on.
 pub fn tell(failure: Failure) -> Failure {
-    let errno = failure.errno.map(|errno| {
-        errno
-            .name()
-            .map_or(Value::from(errno.0), |name| Value::from(name))
-    });
+    let errno = failure.errno.map(name_of);
     print_line(&json!({"fatal": {"errno": errno, "error": failure.message}}));
     failure
 }
