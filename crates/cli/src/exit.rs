@@ -56,6 +56,8 @@ pub struct Failure {
     pub exit: Exit,
     /// The line, without `forebay: ` in front.
     pub message: String,
+    /// What programs are told beside it, where there is a number for it.
+    pub errno: Option<Errno>,
 }
 
 impl Failure {
@@ -64,6 +66,15 @@ impl Failure {
         Failure {
             exit: Exit::Fatal,
             message: message.into(),
+            errno: None,
+        }
+    }
+
+    /// The same, with a number for programs.
+    pub fn with(self, errno: Errno) -> Failure {
+        Failure {
+            errno: Some(errno),
+            ..self
         }
     }
 }
@@ -77,11 +88,13 @@ pub trait Explain<T> {
 impl<T, E: Into<io::Error>> Explain<T> for Result<T, E> {
     fn explain(self, what: impl Display, todo: &str) -> Result<T, Failure> {
         self.map_err(|error| {
-            let why = reason(&error.into());
+            let error = error.into();
+            let why = reason(&error);
             Failure::fatal(match todo {
                 "" => format!("{what}: {why}"),
                 _ => format!("{what}: {why}; {todo}"),
             })
+            .with(Errno::of(&error))
         })
     }
 }

@@ -2,6 +2,8 @@
 
 use std::path::{Path, PathBuf};
 
+use forebay_types::Errno;
+
 use crate::exit::{Explain, Failure};
 use crate::mounts::{self, MountEntry};
 use crate::starter::STATE_TAKES;
@@ -45,7 +47,8 @@ fn only(table: &[MountEntry]) -> Result<PathBuf, Failure> {
         [] => Err(Failure::fatal(
             "no burst buffer is mounted here; start one with `forebay up`, or name one with --state (of a server: \
              the `state` in cluster.toml)",
-        )),
+        )
+        .with(Errno::ENOTCONN)),
         [one] => Ok(one.source.clone()),
         _ => {
             let list: Vec<String> = found
@@ -62,7 +65,8 @@ fn only(table: &[MountEntry]) -> Result<PathBuf, Failure> {
                 "{} burst buffers are mounted here; say which one: {}",
                 found.len(),
                 list.join(", ")
-            )))
+            ))
+            .with(Errno::EINVAL))
         }
     }
 }

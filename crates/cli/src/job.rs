@@ -55,13 +55,15 @@ pub struct Until {
     pub timeout: Option<Duration>,
 }
 
-/// Starts a movement and follows it. The result is the sum over its jobs.
+/// Starts a movement and follows it; `each` is told how far it has come. The result is the sum over
+/// its jobs.
 pub fn follow(
     daemon: &Daemon,
     movement: Movement,
     target: &Target,
     until: Until,
     signals: &Signals,
+    each: &mut dyn FnMut(&JobProgress),
 ) -> Result<(End, JobProgress), Failure> {
     let doing = format!("{} files", name(movement));
     let fail = |error| daemon.failure(error, &doing);
@@ -81,6 +83,7 @@ pub fn follow(
         let now = jobs.look().map_err(fail)?;
         say(&now, &mut progress);
         progress.show(&amount(&now));
+        each(&now);
         if now.finished {
             break End::Finished;
         }

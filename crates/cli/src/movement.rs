@@ -13,13 +13,16 @@ use crate::exit::{Exit, Explain, Failure, is_missing};
 use crate::job::{self, End, Until};
 use crate::mounts::in_mount;
 use crate::out;
-use crate::paths::{PathArgs, Target};
+use crate::paths::{PathArgs, Refused, Resolved, Target};
 use crate::show::json;
 use crate::show::text::{files, rate, show_path};
 use crate::signals::Signals;
 
 /// Paths named when time is up; more are only counted.
 pub const NAMED_MAX: usize = 20;
+
+/// A program is told again of what has not changed after this time: time itself goes on.
+const SAY_AGAIN: Duration = Duration::from_secs(1);
 
 /// Arguments of every movement.
 #[derive(Args, Debug)]
@@ -32,11 +35,35 @@ pub struct MoveArgs {
     /// Print one JSON object with totals, failures and what is left
     #[arg(long)]
     json: bool,
+    /// The same as lines for a program: how far it has come (its "outcome" is null), then the object
+    #[arg(long, conflicts_with = "json")]
+    json_lines: bool,
 }
 
 /// Runs a movement; without `wait` only until its files are queued.
 pub fn run(movement: Movement, args: &MoveArgs, wait: bool) -> Result<Exit, Failure> {
-    let target = args.paths.resolve()?;
+    if !args.json_lines {
+        return run_on(movement, args, wait, args.paths.resolve()?);
+    }
+    let done = match args.paths.resolve_silently() {
+        Ok(Resolved::Within(target)) => run_on(movement, args, wait, target),
+        Ok(Resolved::Nowhere(refused)) => {
+            let nothing = JobProgress::default();
+            let told = Told::new(movement, Path::new(""), &refused);
+            json::print_line(&told.object(Some(End::Finished), &nothing));
+            return Ok(Exit::Fatal);
+        }
+        Err(failure) => Err(failure),
+    };
+    done.map_err(json::tell)
+}
+
+fn run_on(
+    movement: Movement,
+    args: &MoveArgs,
+    wait: bool,
+    target: Target,
+) -> Result<Exit, Failure> {
     let signals = Signals::count().explain("signals", "")?;
     let daemon = Daemon::connect(&target.state)?;
     let begun = Instant::now();
@@ -44,10 +71,24 @@ pub fn run(movement: Movement, args: &MoveArgs, wait: bool) -> Result<Exit, Fail
         finished: wait,
         timeout: args.timeout,
     };
-    let (end, job) = job::follow(&daemon, movement, &target, until, &signals)?;
+    let told = Told::new(movement, &target.mount, &target.refused);
+    let mut last: Option<(Instant, JobProgress)> = None;
+    let mut each = |now: &JobProgress| {
+        let is_news = match &last {
+            Some((said, before)) => before != now || said.elapsed() >= SAY_AGAIN,
+            None => true,
+        };
+        if args.json_lines && is_news {
+            json::print_line(&told.object(None, now));
+            last = Some((Instant::now(), now.clone()));
+        }
+    };
+    let (end, job) = job::follow(&daemon, movement, &target, until, &signals, &mut each)?;
     let took = begun.elapsed();
-    if args.json {
-        json::print(&to_json(movement, &target, end, &job, took));
+    if args.json_lines {
+        json::print_line(&told.object(Some(end), &job));
+    } else if args.json {
+        json::print(&told.object(Some(end), &job));
     } else {
         let refused = target.refused.len() as u64;
         out::print(&format!(
@@ -165,34 +206,48 @@ fn speed(bytes: u64, took: Duration) -> String {
     }
 }
 
-fn to_json(
+/// What a program is told of a movement.
+struct Told<'a> {
     movement: Movement,
-    target: &Target,
-    end: End,
-    job: &JobProgress,
-    took: Duration,
-) -> Value {
-    let mount = &target.mount;
-    let outcome = match end {
-        End::Finished => "finished",
-        End::Queued => "queued",
-        End::TimedOut => "timed-out",
-        End::Interrupted => "interrupted",
-        End::Cancelled => "cancelled",
-    };
-    json!({
-        "movement": job::name(movement),
-        "outcome": outcome,
-        "files_total": job.files_total,
-        "files_done": moved(job),
-        "files_skipped": job.files_skipped,
-        "files_failed": job.failed + target.refused.len() as u64,
-        "bytes_total": job.bytes_total,
-        "bytes_done": job.bytes_done,
-        "elapsed_s": took.as_secs_f64(),
-        "failures": json::failures(mount, &target.refused, &job.failures),
-        "left": json::path_list(mount, &job.left),
-    })
+    mount: &'a Path,
+    refused: &'a [Refused],
+    begun: Instant,
+}
+
+impl<'a> Told<'a> {
+    fn new(movement: Movement, mount: &'a Path, refused: &'a [Refused]) -> Told<'a> {
+        Told {
+            movement,
+            mount,
+            refused,
+            begun: Instant::now(),
+        }
+    }
+
+    /// How far it has come, and how it has ended.
+    fn object(&self, end: Option<End>, job: &JobProgress) -> Value {
+        let outcome = end.map(|end| match end {
+            End::Finished => "finished",
+            End::Queued => "queued",
+            End::TimedOut => "timed-out",
+            End::Interrupted => "interrupted",
+            End::Cancelled => "cancelled",
+        });
+        json!({
+            "movement": job::name(self.movement),
+            "outcome": outcome,
+            "counting": job.counting,
+            "files_total": job.files_total,
+            "files_done": moved(job),
+            "files_skipped": job.files_skipped,
+            "files_failed": job.failed + self.refused.len() as u64,
+            "bytes_total": job.bytes_total,
+            "bytes_done": job.bytes_done,
+            "elapsed_s": self.begun.elapsed().as_secs_f64(),
+            "failures": json::failures(self.mount, self.refused, &job.failures),
+            "left": json::path_list(self.mount, &job.left),
+        })
+    }
 }
 
 #[cfg(test)]
@@ -321,13 +376,9 @@ mod tests {
                 why: "not in a burst buffer".into(),
             }],
         };
-        let value = to_json(
-            Movement::StageIn,
-            &target,
-            End::TimedOut,
-            &job,
-            Duration::ZERO,
-        );
+        let told = Told::new(Movement::StageIn, &target.mount, &target.refused);
+        assert_eq!(told.object(None, &job)["outcome"], Value::Null);
+        let value = told.object(Some(End::TimedOut), &job);
         assert_eq!(value["movement"], "stage-in");
         assert_eq!(value["outcome"], "timed-out");
         assert_eq!(value["files_failed"], 2);

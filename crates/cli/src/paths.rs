@@ -45,12 +45,21 @@ pub struct Target {
     pub mount: PathBuf,
     /// Relative to the root of the mount, without leading '/'.
     pub paths: Vec<Vec<u8>>,
-    /// Paths that lie in no burst buffer; an error was printed for each.
+    /// Paths that lie in no burst buffer.
     pub refused: Vec<Refused>,
 }
 
+/// Where the paths of a command lead.
+#[derive(Debug)]
+pub enum Resolved {
+    /// Into one burst buffer, some of them at least.
+    Within(Target),
+    /// None into any.
+    Nowhere(Vec<Refused>),
+}
+
 /// A path that leads to no burst buffer.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Refused {
     /// As it was named.
     pub path: PathBuf,
@@ -98,6 +107,11 @@ impl PathArgs {
     /// Finds the burst buffer that all the paths belong to. Paths that belong to none do not hold
     /// up the others. It is a failure if there are no others.
     pub fn resolve(&self) -> Result<Target, Failure> {
+        said(self.resolve_silently()?)
+    }
+
+    /// The same for a program, which is told of what leads nowhere otherwise than by lines.
+    pub fn resolve_silently(&self) -> Result<Resolved, Failure> {
         let table = mount_table()?;
         let mut known_pfs = Vec::new();
         gather(&self.all()?, &mut |path| {
@@ -109,14 +123,16 @@ impl PathArgs {
 fn gather(
     paths: &[PathBuf],
     place: &mut dyn FnMut(&Path) -> Result<Place, Refused>,
-) -> Result<Target, Failure> {
+) -> Result<Resolved, Failure> {
     let mut target: Option<Target> = None;
     let mut refused = Vec::new();
     for path in paths {
         let place = match place(path) {
             Ok(place) => place,
             // Each of the others there would take as long.
-            Err(one) if one.errno == Errno::ETIMEDOUT => return Err(Failure::fatal(one.line())),
+            Err(one) if one.errno == Errno::ETIMEDOUT => {
+                return Err(Failure::fatal(one.line()).with(one.errno));
+            }
             Err(one) => {
                 refused.push(one);
                 continue;
@@ -135,23 +151,34 @@ fn gather(
                 path.display(),
                 place.mount.display(),
                 target.mount.display()
-            )));
+            ))
+            .with(Errno::EXDEV));
         }
         target.paths.push(place.path);
     }
-    // The last is the failure's own line.
-    let last = match target {
-        Some(_) => None,
-        None => refused.pop(),
+    Ok(match target {
+        Some(target) => Resolved::Within(Target { refused, ..target }),
+        None => Resolved::Nowhere(refused),
+    })
+}
+
+/// Prints a line for each path that leads nowhere. The last is the failure's own line, where all do.
+fn said(resolved: Resolved) -> Result<Target, Failure> {
+    let (done, refused) = match resolved {
+        Resolved::Within(target) => {
+            let refused = target.refused.clone();
+            (Ok(target), refused)
+        }
+        Resolved::Nowhere(mut refused) => {
+            let last = refused.pop();
+            let line = last.map_or_else(|| "no paths given".into(), |last| last.line());
+            (Err(Failure::fatal(line)), refused)
+        }
     };
     for one in &refused {
         out::complain(&one.line());
     }
-    match (target, last) {
-        (Some(target), _) => Ok(Target { refused, ..target }),
-        (None, Some(last)) => Err(Failure::fatal(last.line())),
-        (None, None) => Err(Failure::fatal("no paths given")),
-    }
+    done
 }
 
 fn read_all(mut from: impl Read) -> io::Result<Vec<u8>> {
@@ -392,7 +419,7 @@ mod tests {
         std::os::unix::fs::symlink("circle", &circle).expect("symlink");
         let gather = |paths: &[&Path]| {
             let paths: Vec<PathBuf> = paths.iter().map(PathBuf::from).collect();
-            gather(&paths, &mut |path| place(path, &table, &mut Vec::new()))
+            gather(&paths, &mut |path| place(path, &table, &mut Vec::new())).and_then(said)
         };
         let (good, outside) = (Path::new("/bb/x"), Path::new("/elsewhere"));
         let target = gather(&[outside, good, &circle, Path::new("/bb/y")]).expect("two are good");

@@ -10,8 +10,8 @@ use serde_json::{Map, Value, json};
 use crate::control::{Daemon, failure_line};
 use crate::exit::{Exit, Failure, is_missing};
 use crate::mounts::in_mount;
-use crate::paths::PathArgs;
-use crate::show::json::insert_path;
+use crate::paths::{PathArgs, Refused, Resolved, Target};
+use crate::show::json::{self, insert_path};
 use crate::show::table::{Align, Table};
 use crate::show::text::show_path;
 use crate::{out, usage};
@@ -41,6 +41,9 @@ pub struct WhereArgs {
     /// Print a JSON list
     #[arg(long)]
     json: bool,
+    /// Print a line of JSON for each file, and for each path that failed: {"failure": ...}
+    #[arg(long, conflicts_with = "json")]
+    json_lines: bool,
     /// Directories recurse without this, too
     #[arg(short = 'r', hide = true)]
     _recurse: bool,
@@ -48,10 +51,34 @@ pub struct WhereArgs {
 
 /// Runs the command.
 pub fn run(args: &WhereArgs) -> Result<Exit, Failure> {
-    let target = args.paths.resolve()?;
+    if !args.json_lines {
+        return run_on(args, args.paths.resolve()?);
+    }
+    let done = match args.paths.resolve_silently() {
+        Ok(Resolved::Within(target)) => run_on(args, target),
+        Ok(Resolved::Nowhere(refused)) => {
+            tell_refused(&refused);
+            return Ok(Exit::Fatal);
+        }
+        Err(failure) => Err(failure),
+    };
+    done.map_err(json::tell)
+}
+
+fn tell_refused(refused: &[Refused]) {
+    for one in refused {
+        json::print_line(&json!({"failure": json::refused(one)}));
+    }
+}
+
+fn run_on(args: &WhereArgs, target: Target) -> Result<Exit, Failure> {
     let daemon = Daemon::connect(&target.state)?;
     let mut output = Output {
-        json: args.json,
+        shape: match (args.json, args.json_lines) {
+            (true, _) => Shape::List,
+            (_, true) => Shape::Lines,
+            _ => Shape::Table,
+        },
         mount: &target.mount,
         files: 0,
     };
@@ -64,11 +91,19 @@ pub fn run(args: &WhereArgs) -> Result<Exit, Failure> {
     });
     output.end();
     answered.map_err(|e| daemon.failure(e, "ask where files are"))?;
-    if failures.is_empty() && output.files == 0 && !args.json {
+    if failures.is_empty() && output.files == 0 && output.shape == Shape::Table {
         out::complain("where: no regular files there");
     }
     for failure in &failures {
-        out::complain(&failure_line(&target.mount, failure));
+        match output.shape {
+            Shape::Lines => {
+                json::print_line(&json!({"failure": json::failed(&target.mount, failure)}));
+            }
+            _ => out::complain(&failure_line(&target.mount, failure)),
+        }
+    }
+    if output.shape == Shape::Lines {
+        tell_refused(&target.refused);
     }
     Ok(match (failures.is_empty(), output.files) {
         (true, _) if target.refused.is_empty() => Exit::Complete,
@@ -77,16 +112,24 @@ pub fn run(args: &WhereArgs) -> Result<Exit, Failure> {
     })
 }
 
+/// For whom it is printed.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Shape {
+    Table,
+    List,
+    Lines,
+}
+
 /// Prints parts as they come, so that a large tree needs little memory.
 struct Output<'a> {
-    json: bool,
+    shape: Shape,
     mount: &'a Path,
     files: u64,
 }
 
 impl Output<'_> {
     fn begin(&self) {
-        if self.json {
+        if self.shape == Shape::List {
             out::print("[");
         }
     }
@@ -95,22 +138,33 @@ impl Output<'_> {
         if files.is_empty() {
             return;
         }
-        if self.json {
-            let mut text = String::new();
-            for (at, file) in files.iter().enumerate() {
-                let first = self.files == 0 && at == 0;
-                text.push_str(if first { "\n  " } else { ",\n  " });
-                text.push_str(&to_json(self.mount, file).to_string());
-            }
-            out::print(&text);
-        } else {
-            out::print(&render(self.mount, files, self.files == 0));
-        }
+        let text = match self.shape {
+            Shape::Table => render(self.mount, files, self.files == 0),
+            shape => self.objects(files, shape),
+        };
+        out::print(&text);
         self.files += files.len() as u64;
     }
 
+    fn objects(&self, files: &[WhereEntry], shape: Shape) -> String {
+        let mut text = String::new();
+        for (at, file) in files.iter().enumerate() {
+            let object = to_json(self.mount, file).to_string();
+            let is_first = self.files == 0 && at == 0;
+            let (before, after) = match (shape, is_first) {
+                (Shape::Lines, _) => ("", "\n"),
+                (_, true) => ("\n  ", ""),
+                (_, false) => (",\n  ", ""),
+            };
+            text.push_str(before);
+            text.push_str(&object);
+            text.push_str(after);
+        }
+        text
+    }
+
     fn end(&self) {
-        if self.json {
+        if self.shape == Shape::List {
             out::print(if self.files == 0 { "]\n" } else { "\n]\n" });
         }
     }

@@ -90,6 +90,7 @@ fn again(args: &DrainNodeArgs, signals: &Signals) -> Result<Asked, Failure> {
             Err(failure) if begun.elapsed() >= AWAY_LIMIT => return Err(failure),
             Err(_) if signals.sleep(LOOK) => {
                 return Err(Failure {
+                    errno: None,
                     exit: Exit::Interrupted,
                     message: "the metadata server is away; the node is emptied when it is back"
                         .into(),

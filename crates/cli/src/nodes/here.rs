@@ -166,6 +166,7 @@ fn unmount(mount: &Path, cluster: &Cluster) -> Result<Exit, Failure> {
     };
     if !shows(&entry.source, cluster) {
         return Err(Failure {
+            errno: None,
             exit: Exit::Partial,
             message: format!(
                 "{}; give the directory of this cluster's mount, or the nodes that have it (--nodes)",
@@ -177,6 +178,7 @@ fn unmount(mount: &Path, cluster: &Cluster) -> Result<Exit, Failure> {
         Ok(()) => {}
         Err(error) if error.raw_os_error() == Some(libc::EBUSY) => {
             return Err(Failure {
+                errno: None,
                 exit: Exit::Partial,
                 message: format!("{at} is in use; end the programs that use it, and try again"),
             });

@@ -143,6 +143,7 @@ fn end_silent(plan: &Plan, silent: &Servers<'_>) -> usize {
 
 fn not_stopped(plan: &Plan, why: &str) -> Failure {
     Failure {
+        errno: None,
         exit: match plan.runner.is_interrupted() {
             true => Exit::Interrupted,
             false => Exit::Partial,

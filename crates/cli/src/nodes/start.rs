@@ -92,6 +92,7 @@ pub fn run(args: &StartArgs) -> Result<Exit, Failure> {
             let left = undo(&plan, &begun);
             left.iter().for_each(|line| out::complain(line));
             Err(Failure {
+                errno: None,
                 exit: match is_interrupted {
                     true => Exit::Interrupted,
                     false => Exit::Fatal,
@@ -128,6 +129,7 @@ fn look_at_all(plan: &Plan, limit: Duration) -> Result<Vec<Found>, Failure> {
     match (failed, plan.runner.is_interrupted()) {
         (0, false) => Ok(found),
         (_, true) => Err(Failure {
+            errno: None,
             exit: Exit::Interrupted,
             message: "nothing was started".into(),
         }),

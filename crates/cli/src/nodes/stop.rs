@@ -68,6 +68,7 @@ fn unmount_all(plan: &Plan, limit: Duration) -> Result<usize, Failure> {
     failed.iter().for_each(|(_, line)| out::complain(line));
     if plan.runner.is_interrupted() {
         return Err(Failure {
+            errno: None,
             exit: Exit::Interrupted,
             message: "the servers go on; `forebay cluster start` mounts again".into(),
         });
@@ -83,6 +84,7 @@ fn unmount_all(plan: &Plan, limit: Duration) -> Result<usize, Failure> {
             Ok(failed.len())
         }
         count => Err(Failure {
+            errno: None,
             exit: Exit::Partial,
             message: format!(
                 "cluster {}: not stopped: {} cannot be unmounted on {count} of {} nodes",
@@ -129,6 +131,7 @@ fn stop_metadata(
         let flags: &[&str] = if no_drain { &[] } else { &flags };
         let ended = down(plan, &plan.runner, server, flags, left + GRACE);
         match ended.map_err(|line| Failure {
+            errno: None,
             exit: match plan.runner.is_interrupted() {
                 true => Exit::Interrupted,
                 false => Exit::TimedOut,

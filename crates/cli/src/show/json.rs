@@ -8,6 +8,7 @@ use forebay_types::Errno;
 use forebay_wire::control::PathFailure;
 use serde_json::{Map, Value, json};
 
+use crate::exit::Failure;
 use crate::paths::Refused;
 use crate::{mounts, out};
 
@@ -26,27 +27,26 @@ pub fn insert_path(object: &mut Map<String, Value>, key: &str, path: &[u8]) {
 /// A list of `{"path", "errno", "error"}`: what lies outside, as it was named, and what failed
 /// below the mount.
 pub fn failures(mount: &Path, refused: &[Refused], failures: &[PathFailure]) -> Value {
-    let outside = refused
-        .iter()
-        .map(|one| failure(one.path.as_os_str().as_bytes(), one.errno, &one.why));
-    let inside = failures.iter().map(|one| {
-        let path = mounts::in_mount(mount, &one.path);
-        failure(&path, one.errno, &one.reason)
-    });
+    let outside = refused.iter().map(self::refused);
+    let inside = failures.iter().map(|one| failed(mount, one));
     outside.chain(inside).collect()
 }
 
 fn failure(path: &[u8], errno: Errno, reason: &str) -> Value {
     let mut object = Map::new();
     insert_path(&mut object, "path", path);
-    let name = errno.name().map_or(Value::from(errno.0), Value::from);
-    object.insert("errno".into(), name);
+    object.insert("errno".into(), name_of(errno));
     let reason = match reason {
         "" => errno.message(),
         _ => reason.to_string(),
     };
     object.insert("error".into(), reason.into());
     Value::Object(object)
+}
+
+/// The name of an error number; the number where it has none.
+fn name_of(errno: Errno) -> Value {
+    errno.name().map_or(Value::from(errno.0), Value::from)
 }
 
 /// A list of `{"path"}`.
@@ -62,6 +62,28 @@ pub fn path_list(mount: &Path, relative: &[Vec<u8>]) -> Value {
 /// Seconds from milliseconds.
 pub fn seconds(ms: u64) -> Value {
     json!(ms as f64 / 1e3)
+}
+
+/// Prints a value on one line.
+pub fn print_line(value: &Value) {
+    out::print(&format!("{value}\n"));
+}
+
+/// Prints the failure of a command as a line of its own for a program, and passes it on.
+pub fn tell(failure: Failure) -> Failure {
+    let errno = failure.errno.map(name_of);
+    print_line(&json!({"fatal": {"errno": errno, "error": failure.message}}));
+    failure
+}
+
+/// One path that leads nowhere.
+pub fn refused(one: &Refused) -> Value {
+    failure(one.path.as_os_str().as_bytes(), one.errno, &one.why)
+}
+
+/// One path that failed below the mount.
+pub fn failed(mount: &Path, one: &PathFailure) -> Value {
+    failure(&mounts::in_mount(mount, &one.path), one.errno, &one.reason)
 }
 
 /// Prints a value and a newline.

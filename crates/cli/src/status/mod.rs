@@ -50,19 +50,33 @@ pub struct StatusArgs {
     /// Print one JSON object: tiers, dwsf_bytes, dwpp_bytes, drain, errors, applications and more
     #[arg(long)]
     json: bool,
+    /// The same on one line for a program; why there is no answer, too
+    #[arg(long, conflicts_with = "json")]
+    json_lines: bool,
 }
 
 impl StatusArgs {
     /// As they would be given.
     pub fn of(whom: Whom, json: bool) -> StatusArgs {
-        StatusArgs { whom, json }
+        StatusArgs {
+            whom,
+            json,
+            json_lines: false,
+        }
     }
 }
 
 /// Runs the command.
 pub fn run(args: &StatusArgs) -> Result<Exit, Failure> {
-    let asked = args.whom.connect()?;
-    let bits = asked.status().map_err(|e| asked.failure(e))?;
+    let ask = || {
+        let asked = args.whom.connect()?;
+        asked.status().map_err(|e| asked.failure(e))
+    };
+    if args.json_lines {
+        json::print_line(&to_json(&ask().map_err(json::tell)?));
+        return Ok(Exit::Complete);
+    }
+    let bits = ask()?;
     match args.json {
         true => json::print(&to_json(&bits)),
         false => out::print(&render(&bits)),

@@ -39,6 +39,7 @@ pub fn spawn(args: impl Iterator<Item = OsString>) -> Result<Exit, Failure> {
             // Its clean-up is part of the failure; that it cannot be waited for changes nothing.
             drop(child.wait());
             Err(Failure {
+                errno: None,
                 exit,
                 message: message.to_string(),
             })

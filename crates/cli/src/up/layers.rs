@@ -21,8 +21,11 @@ use crate::exit::{Explain, Failure};
 const PREFIX: &str = "FOREBAY_";
 /// Stands for the kernel's boot id in a test that cuts the power of its disks.
 pub const BOOT_ID: &str = "FOREBAY_BOOT_ID";
-/// Variables that are read elsewhere: the name of the file, the log filter, and two for tests.
-const OTHER_VARIABLES: [&str; 5] = [
+/// Variables that are read elsewhere: the name of the file, the log filter, the
+/// program, and two for tests.
+const OTHER_VARIABLES: [&str; 6] = [
+    // Of the Python package and the end-to-end tests: the program itself.
+    "FOREBAY_BIN",
     "FOREBAY_CONFIG",
     // Of `forebay mount`.
     "FOREBAY_RUN",

@@ -178,6 +178,49 @@ fn command_stage_out_wait_returns_when_all_is_on_the_pfs() {
 }
 
 #[test]
+fn command_json_lines_tell_programs_steps_files_and_failures() {
+    let cluster = Cluster::builder().lazy().up();
+    fs::create_dir(cluster.mnt("d")).expect("mkdir");
+    write_file(&cluster.mnt("d/f"), pattern(1191, 3000));
+    let lines = |arguments: &[&str], code| -> Vec<serde_json::Value> {
+        let stdout = cluster.cli(arguments).expect_code(code).stdout;
+        let line = |line| serde_json::from_str(line).expect("each line is an object");
+        stdout.lines().map(line).collect()
+    };
+    let folder = cluster.mnt("d").to_str().expect("UTF-8").to_string();
+    let (file, missing) = (format!("{folder}/f"), format!("{folder}/missing"));
+    let found = lines(&["where", "--json-lines", &folder, &missing, "/"], 3);
+    assert_eq!(found.len(), 3, "{found:?}");
+    assert_eq!(found[0]["path"], *file);
+    assert_eq!(found[1]["failure"]["errno"], "ENOENT");
+    assert_eq!(found[1]["failure"]["path"], *missing);
+    assert_eq!(found[2]["failure"]["errno"], "EXDEV");
+    let steps = lines(
+        &["stage-out", "--wait", "--json-lines", &folder, &missing],
+        3,
+    );
+    let (last, before) = steps.split_last().expect("lines");
+    assert!(!before.is_empty(), "{last}");
+    for step in before {
+        assert!(step["outcome"].is_null() && step["counting"].is_boolean());
+    }
+    assert_eq!(
+        (&last["outcome"], &last["files_done"]),
+        (&"finished".into(), &1.into())
+    );
+    assert_eq!(last["failures"][0]["path"], *missing);
+    // None leads anywhere, and nobody answers.
+    for command in ["where", "stage-in"] {
+        let nowhere = lines(&[command, "--json-lines", "/"], 1);
+        assert!(nowhere[0].to_string().contains("EXDEV"), "{nowhere:?}");
+        let none = lines(&[command, "--json-lines", "--from-file", "/dev/null"], 1);
+        assert!(none[0]["fatal"]["errno"].is_null(), "{none:?}");
+    }
+    let state = lines(&["status", "--json-lines", "--state", "/"], 1);
+    assert_eq!(state[0]["fatal"]["errno"], "ENOTCONN");
+}
+
+#[test]
 fn command_exit_codes_tell_complete_fatal_and_partial() {
     let cluster = Cluster::builder().lazy().up();
     write_file(&cluster.mnt("f"), pattern(1190, 10));
