@@ -252,6 +252,7 @@ impl Site {
                         "{}: what was read is not what was written: {damage}",
                         self.shown
                     ),
+                    errno: None,
                 });
             }
         }
@@ -264,6 +265,7 @@ pub fn interrupted() -> Failure {
     Failure {
         exit: Exit::Interrupted,
         message: "bench: interrupted; its files are removed".into(),
+        errno: None,
     }
 }
 

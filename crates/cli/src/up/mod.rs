@@ -5,6 +5,7 @@ pub mod front;
 pub mod given;
 pub mod keys;
 pub mod layers;
+pub mod listening;
 pub mod log;
 pub mod preflight;
 pub mod resources;

@@ -14,9 +14,9 @@ use forebay_server::{
 use forebay_types::{format_duration, format_size, limits};
 
 use super::given::{Demotion, Engine, Given, Rule, Scrub};
+use super::listening::Listen;
 use super::values::{Count, Folder};
 use crate::exit::{Explain, Failure};
-use crate::web::Listen;
 
 /// Threads and workers: more only fight for the same queue.
 const THREADS_MAX: usize = 64;

@@ -16,7 +16,7 @@ use forebay_server::{GroupMode, SsdSetting, Verify};
 use forebay_types::{parse_duration, parse_percent, parse_size};
 use serde::{Deserialize, Deserializer, de};
 
-use crate::web::Listen;
+use super::listening::Listen;
 
 /// Reads a setting from text.
 pub trait FromText: Sized {

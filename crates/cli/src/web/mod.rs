@@ -24,7 +24,7 @@ use std::thread::JoinHandle;
 use forebay_wire::Service;
 use tokio::sync::Notify;
 
-pub use listen::Listen;
+use crate::up::listening::Listen;
 
 /// A status is asked for anew when the last one is older than this, milliseconds.
 const FRESH_MS: u64 = 500;

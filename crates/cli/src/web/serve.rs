@@ -14,11 +14,12 @@ use hyper_util::rt::{TokioIo, TokioTimer};
 use parking_lot::Mutex;
 use tokio::sync::{Notify, Semaphore};
 
-use super::listen::{Listen, Listener, listen};
+use super::listen::{Listener, listen};
 use super::metrics::Format;
 use super::samples::{EVERY, Samples};
 use super::{FRESH_MS, health, metrics};
 use crate::status::to_json;
+use crate::up::listening::Listen;
 
 /// At a time; further ones wait to be accepted.
 const CONNECTIONS_MAX: usize = 64;
