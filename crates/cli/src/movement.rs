@@ -35,7 +35,7 @@ pub struct MoveArgs {
     /// Print one JSON object with totals, failures and what is left
     #[arg(long)]
     json: bool,
-    /// The same as lines for a program: how far it has come (its "outcome" is null), then the object
+    /// Print lines of JSON for a program: how far it has come ("outcome" is null), then the object
     #[arg(long, conflicts_with = "json")]
     json_lines: bool,
 }

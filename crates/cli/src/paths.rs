@@ -162,7 +162,7 @@ fn gather(
     })
 }
 
-/// Prints a line for each path that leads nowhere. The last is the failure's own line, where all do.
+/// Prints a line for each path that leads nowhere. Where all do, the last is the failure's own.
 fn said(resolved: Resolved) -> Result<Target, Failure> {
     let (done, refused) = match resolved {
         Resolved::Within(target) => {
