@@ -220,6 +220,22 @@ def test_ranks_write_one_version(start, tmp_path):
     assert sorted(os.listdir(bb.pfs / "run/ckpt-7")) == [".metadata", "__0_0.distcp", "__1_0.distcp"]
 
 
+def test_an_asynchronous_save(start):
+    bb = start(LAZY + GROUP)
+    (bb.mount / "run").mkdir()
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    try:
+        writer = ForebayWriter(bb.mount / "run/ckpt-7", durability="pfs")
+        dcp.async_save(_state(7), storage_writer=writer).result()
+        assert is_complete(bb.pfs / "run/ckpt-7")
+        _assert_holds(bb.mount / "run/ckpt-7", 7)
+        refused = dcp.async_save(_state(8), storage_writer=ForebayWriter(bb.mount / "other-7"))
+        with pytest.raises(CheckpointException, match="group"):
+            refused.result()
+    finally:
+        torch.distributed.destroy_process_group()
+
+
 def _train(run, rung, pause):
     words = [sys.executable, "-u", EXAMPLE, run, "--steps", "60", "--every", "5", "--durability", rung]
     words += ["--pause", str(pause)]

@@ -100,11 +100,11 @@ class Movement(Iterator[Progress]):
     """
 
     def __init__(self, verb: str, paths: Paths, timeout: Optional[float] = None, wait: bool = False) -> None:
-        stdin = _command.as_input(_command.as_list(paths))
+        self._process: Optional[Process] = None
         self._answers = Answers(verb)
         self._error: Optional[ForebayError] = None
-        self._process: Optional[Process] = None
-        self._process = Process(_command.words(verb, timeout, wait), stdin)
+        argv = _command.words(verb, timeout, wait)
+        self._process = Process(argv, _command.as_input(_command.as_list(paths)))
 
     def __iter__(self) -> Movement:
         return self
@@ -172,9 +172,9 @@ class Movement(Iterator[Progress]):
 
 def where_lines(paths: Paths) -> Iterator[Location]:
     """The files below the paths as they come; what failed is raised at the end."""
-    stdin = _command.as_input(_command.as_list(paths))
     answers = Answers("where")
-    process = Process(_command.words("where"), stdin)
+    argv = _command.words("where")
+    process = Process(argv, _command.as_input(_command.as_list(paths)))
     try:
         while True:
             line = process.line()

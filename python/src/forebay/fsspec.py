@@ -19,8 +19,10 @@ class ForebayFileSystem(LocalFileSystem):  # type: ignore[misc]  # fsspec has no
 
     @classmethod
     def _strip_protocol(cls, path: Any) -> Any:
-        if isinstance(path, str) and path.startswith("forebay:"):
-            path = "file:" + path[len("forebay:") :]
+        # Older versions of fsspec know no other name than `file:` here.
+        for prefix in ("forebay://", "forebay:"):
+            if isinstance(path, str) and path.startswith(prefix):
+                path = path[len(prefix) :]
         return super()._strip_protocol(path)
 
     def unstrip_protocol(self, name: str) -> str:
