@@ -80,6 +80,14 @@ impl Files {
                 self.ns.add_garbage(garbage);
                 continue;
             }
+            // Who copies it makes another object of it, which must not be left when this one is off
+            // the record: a start would take it for a file that nobody has recorded yet.
+            let copying = file.as_ref().map(|file| file.try_copying());
+            if matches!(copying, Some(None)) {
+                self.buffer.ledger().set_nameless(garbage.object, true);
+                self.ns.add_garbage(garbage);
+                continue;
+            }
             // An open file may have moved after it was unlinked.
             let now = file.as_ref().map(|file| file.lock().residency);
             let moved = [
@@ -199,10 +207,30 @@ mod tests {
     use std::sync::mpsc;
     use std::time::Duration;
 
-    use forebay_types::OpenFlags;
+    use forebay_types::{Ino, OpenFlags};
     use forebay_wire::WriteHow;
 
     use crate::testing::{Lab, answer, create, drain};
+
+    #[test]
+    fn what_is_being_copied_stays_on_record_until_the_copy_is_done_or_given_up() {
+        let lab = Lab::new();
+        let rooms = lab.rooms();
+        let handle = create(rooms, b"f", b"content");
+        rooms.files.release(handle).expect("close");
+        let file = rooms.buffer.files().pop().expect("file");
+        let copying = file.copying();
+        rooms.base.ns().unlink(Ino::ROOT, b"f").expect("unlink");
+        rooms.files.collect_garbage();
+        assert!(rooms.files.has_garbage(), "a copy is under way");
+        let opened = rooms.buffer.tiers().open_object(file.tier(), file.object);
+        assert!(opened.is_ok(), "its object is there");
+        drop(copying);
+        rooms.files.collect_garbage();
+        assert!(!rooms.files.has_garbage());
+        let opened = rooms.buffer.tiers().open_object(file.tier(), file.object);
+        assert!(opened.is_err());
+    }
 
     /// Who opens it has the claim, and waits for the target that the first change keeps.
     #[test]
