@@ -187,6 +187,11 @@ kill_and_start() {
     compare "$2"
 }
 
+# Whether something would be lost with one node now.
+is_any_on_one_node() {
+    "$FOREBAY" status --json --state "$DIR/state-1" | tr -d ' \n' | grep -q '"only_here":{"bytes":[1-9]'
+}
+
 # Kills the server of a node, and does without it.
 kill_and_read() {
     echo "node $1: its server is killed; its files are read from their second copies"
@@ -194,7 +199,7 @@ kill_and_read() {
     compare "$2"
     server "$1"
     # Until each file is on two nodes again, the next kill may cost one.
-    while "$FOREBAY" status --state "$DIR/state-1" | grep -q '(second copies)'; do sleep 0.5; done
+    while is_any_on_one_node; do sleep 0.5; done
 }
 
 # The heading of status, its tiers, and its nodes.
