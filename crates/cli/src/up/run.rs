@@ -258,9 +258,15 @@ pub fn tell_early(detached: bool, line: &str) {
 
 /// The status, asked as the owner would ask.
 fn status(service: &dyn Service) -> Option<StatusBits> {
+    let (uid, gid) = (rustix::process::geteuid(), rustix::process::getegid());
+    status_for(service, (uid.as_raw(), gid.as_raw()))
+}
+
+/// The status as a user of this node with this group is shown it.
+pub fn status_for(service: &dyn Service, (uid, gid): (u32, u32)) -> Option<StatusBits> {
     let peer = Peer {
-        uid: rustix::process::geteuid().as_raw(),
-        gid: rustix::process::getegid().as_raw(),
+        uid,
+        gid,
         groups: &[],
         local: true,
         near: false,

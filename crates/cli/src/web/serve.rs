@@ -4,8 +4,8 @@ use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use forebay_wire::control::{Control, ControlResponse, StatusBits};
-use forebay_wire::{Peer, Request, Response, Service};
+use forebay_wire::Service;
+use forebay_wire::control::StatusBits;
 use http_body_util::Full;
 use hyper::body::{Bytes, Incoming};
 use hyper::header::{self, HeaderValue};
@@ -20,6 +20,7 @@ use super::samples::{EVERY, Samples};
 use super::{FRESH_MS, health, metrics};
 use crate::status::to_json;
 use crate::up::listening::Listen;
+use crate::up::run::status_for;
 
 /// At a time; further ones wait to be accepted.
 const CONNECTIONS_MAX: usize = 64;
@@ -224,7 +225,7 @@ async fn status(shared: &Arc<Shared>, asker: Asker) -> Result<Arc<StatusBits>, &
         return Ok(bits.clone());
     }
     let service = shared.service.clone();
-    let asked = tokio::task::spawn_blocking(move || ask(&*service, asker));
+    let asked = tokio::task::spawn_blocking(move || status_for(&*service, (asker.uid, asker.gid)));
     let bits = match tokio::time::timeout(STATUS_WITHIN, asked).await {
         Ok(Ok(Some(bits))) => Arc::new(bits),
         Ok(Ok(None)) => return Err("the server does not say its status"),
@@ -235,26 +236,6 @@ async fn status(shared: &Arc<Shared>, asker: Asker) -> Result<Arc<StatusBits>, &
         *shared.last.lock() = Some((Instant::now(), bits.clone()));
     }
     Ok(bits)
-}
-
-fn ask(service: &dyn Service, asker: Asker) -> Option<StatusBits> {
-    let peer = Peer {
-        uid: asker.uid,
-        gid: asker.gid,
-        groups: &[],
-        local: true,
-        near: false,
-        mount: false,
-        socket: None,
-    };
-    let reply = service.handle(peer, Request::Control(Control::Status), &[], &mut []);
-    match reply.response {
-        Response::Control(ControlResponse::Status(bits)) => Some(*bits),
-        other => {
-            tracing::warn!("[http]: no status, but {other:?}");
-            None
-        }
-    }
 }
 
 fn fixed(kind: &'static str, body: &'static str) -> Answer {

@@ -1,8 +1,9 @@
 //! Objects that nobody names or has open any more.
 
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use forebay_namespace::Garbage;
+use forebay_namespace::{File, Garbage};
 use forebay_tiers::TierKind;
 use forebay_types::{Errno, ObjectId, TierId, failpoint};
 
@@ -10,6 +11,9 @@ use crate::base::failure::Failure;
 use crate::buffer::tierset::{DRAM, OVERFLOW};
 use crate::files::Files;
 use crate::integrity::atrest::is_out_of_reach;
+
+/// An object that is removed, and its file where that is known.
+pub(super) type Removed = (ObjectId, Option<Arc<File>>);
 
 /// What has become of an object that was to be removed.
 enum Removal {
@@ -80,14 +84,6 @@ impl Files {
                 self.ns.add_garbage(garbage);
                 continue;
             }
-            // Who copies it makes another object of it, which must not be left when this one is off
-            // the record: a start would take it for a file that nobody has recorded yet.
-            let copying = file.as_ref().map(|file| file.try_copying());
-            if matches!(copying, Some(None)) {
-                self.buffer.ledger().set_nameless(garbage.object, true);
-                self.ns.add_garbage(garbage);
-                continue;
-            }
             // An open file may have moved after it was unlinked.
             let now = file.as_ref().map(|file| file.lock().residency);
             let moved = [
@@ -102,7 +98,7 @@ impl Files {
                 continue;
             }
             match self.remove_objects(garbage.object, &tiers) {
-                Removal::Done => removed.push(garbage.object),
+                Removal::Done => removed.push((garbage.object, file)),
                 // The next start removes it.
                 Removal::Failed => {}
                 Removal::Away => {
@@ -133,7 +129,7 @@ impl Files {
     /// Takes removed objects off the record, once their removal survives power loss: an object that
     /// came back without one would be taken for a file that nobody has recorded yet.
     pub fn forget_removed(&self) -> Result<(), Failure> {
-        let removed = std::mem::take(&mut *self.removed.lock());
+        let removed = self.take_removed();
         if removed.is_empty() {
             return Ok(());
         }
@@ -153,13 +149,28 @@ impl Files {
             self.removed.lock().extend(removed);
             return Ok(());
         }
+        let objects: Vec<ObjectId> = removed.iter().map(|(object, _)| *object).collect();
         let forgotten = synced
             .map_err(|error| Failure::of_io("flush of flash", error))
-            .and_then(|()| Ok(self.ns.garbage_removed(&removed)?));
+            .and_then(|()| Ok(self.ns.garbage_removed(&objects)?));
         if forgotten.is_err() {
             self.removed.lock().extend(removed);
         }
         forgotten
+    }
+
+    /// All but what is being copied: that makes another object, which is whole for a moment before
+    /// it goes. A start that found it without a record would take it for a new file.
+    fn take_removed(&self) -> Vec<Removed> {
+        let mut held = self.removed.lock();
+        let is_copied = |file: &Option<Arc<File>>| {
+            let file = file.as_ref();
+            file.is_some_and(|file| file.try_copying().is_none())
+        };
+        let all = std::mem::take(&mut *held);
+        let (copied, removed) = all.into_iter().partition(|(_, file)| is_copied(file));
+        *held = copied;
+        removed
     }
 
     fn remove_objects(&self, object: ObjectId, tiers: &[Option<TierId>]) -> Removal {
@@ -222,14 +233,13 @@ mod tests {
         let copying = file.copying();
         rooms.base.ns().unlink(Ino::ROOT, b"f").expect("unlink");
         rooms.files.collect_garbage();
-        assert!(rooms.files.has_garbage(), "a copy is under way");
-        let opened = rooms.buffer.tiers().open_object(file.tier(), file.object);
-        assert!(opened.is_ok(), "its object is there");
+        assert!(!rooms.files.has_garbage(), "its space is given back");
+        let on_record = || rooms.files.removed.lock().len();
+        rooms.files.forget_removed().expect("flushed");
+        assert_eq!(on_record(), 1, "a copy is under way");
         drop(copying);
-        rooms.files.collect_garbage();
-        assert!(!rooms.files.has_garbage());
-        let opened = rooms.buffer.tiers().open_object(file.tier(), file.object);
-        assert!(opened.is_err());
+        rooms.files.forget_removed().expect("flushed");
+        assert_eq!(on_record(), 0);
     }
 
     /// Who opens it has the claim, and waits for the target that the first change keeps.

@@ -37,7 +37,7 @@ use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, OnceLock};
 
 use forebay_namespace::Namespace;
-use forebay_types::{Ino, ObjectId};
+use forebay_types::Ino;
 use parking_lot::Mutex;
 
 use crate::base::Base;
@@ -89,7 +89,7 @@ pub struct Files {
     /// for one of them may hang.
     making_space: [Mutex<()>; MAKING_SPACE],
     /// Removed objects that are still on record as garbage.
-    removed: Mutex<Vec<ObjectId>>,
+    removed: Mutex<Vec<garbage::Removed>>,
     /// So many threads remove unused objects now.
     collecting: AtomicU64,
     /// Has clients forget what they keep of a file, where there are sessions.

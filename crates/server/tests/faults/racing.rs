@@ -228,7 +228,7 @@ fn renamed_while_demoted_has_one_name() {
 }
 
 /// The kernel sends the close of a file after close(2) has returned: what fsync has left on flash
-/// may become the file, or go, while the file is unlinked.
+/// may become the file, or go, while the file is unlinked and collected.
 #[test]
 fn a_close_that_an_unlink_overtakes_leaves_nothing_behind() {
     if needs_root() {
@@ -252,8 +252,7 @@ fn a_close_that_an_unlink_overtakes_leaves_nothing_behind() {
                 .client
                 .unlink(Ino::ROOT, b"f", me())
                 .expect("unlink");
-            // The collector has its turn, and leaves alone what is being copied.
-            std::thread::sleep(Duration::from_millis(200));
+            wait_unused(&unlinks);
             says.store(true, Ordering::Release);
         });
         server.client.release(handle).expect("close");
