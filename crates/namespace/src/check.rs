@@ -131,7 +131,7 @@ impl Namespace {
         })
     }
 
-    /// Removes a record that a check has kept elsewhere.
+    /// Removes a record that a check has kept elsewhere. Its object counts as that of a new file.
     pub fn remove_record(&self, key: &[u8]) -> Result<(), NsError> {
         let mut batch = Batch::new();
         batch.delete(key.to_vec());
@@ -140,13 +140,17 @@ impl Namespace {
             record::object_of_key(key),
         ) {
             batch.delete(record::sums_key(object));
+            self.take_for_new(&mut batch, object)?;
         }
         Ok(self.store.commit(batch, Durability::Synced)?)
     }
 
     /// Removes the record of a file whose data a check has put elsewhere.
     pub fn remove_file_record(&self, object: ObjectId) -> Result<(), NsError> {
-        self.remove_record(&record::file_key(object))
+        let mut batch = Batch::new();
+        batch.delete(record::file_key(object));
+        batch.delete(record::sums_key(object));
+        Ok(self.store.commit(batch, Durability::Synced)?)
     }
 
     /// Puts on record that a file whose directory is not known goes on as its second copy.

@@ -13,6 +13,7 @@ mod conflict;
 mod devices;
 mod empty_dirs;
 mod error;
+mod ids;
 mod known;
 mod left;
 mod log;

@@ -10,6 +10,9 @@ use forebay_kv::{Durability, Error, Hold, Store};
 use forebay_types::ObjectId;
 use parking_lot::Mutex;
 
+use crate::NsError;
+use crate::ids::Ids;
+use crate::record;
 use crate::stability::Stability;
 
 /// Changes that are committed together.
@@ -48,17 +51,24 @@ impl Batch {
 pub(crate) struct Log {
     store: Box<dyn Store>,
     stability: Stability,
+    ids: Ids,
     /// Files of which a record could not be written.
     unwritten: Mutex<HashSet<ObjectId>>,
 }
 
 impl Log {
-    pub(crate) fn new(store: Box<dyn Store>) -> Log {
-        Log {
+    pub(crate) fn new(store: Box<dyn Store>) -> Result<Log, NsError> {
+        Ok(Log {
+            ids: Ids::load(&*store)?,
             store,
             stability: Stability::default(),
             unwritten: Mutex::default(),
-        }
+        })
+    }
+
+    /// Ids of objects.
+    pub(crate) fn ids(&self) -> &Ids {
+        &self.ids
     }
 
     pub(crate) fn get(&self, key: &[u8]) -> Result<Option<Vec<u8>>, Error> {
@@ -74,13 +84,19 @@ impl Log {
         self.store.scan(prefix, after, visit)
     }
 
-    pub(crate) fn commit(&self, batch: Batch, durability: Durability) -> Result<(), Error> {
+    pub(crate) fn commit(&self, mut batch: Batch, durability: Durability) -> Result<(), Error> {
         let before = self.stability.now();
+        let noted = self.ids.to_note();
+        if let Some(below) = noted {
+            let watermark = below.to_be_bytes();
+            batch.changes.put(record::RECORDED_BELOW_KEY, watermark);
+        }
         let outcome = self.store.commit(batch.changes, durability);
         let survives = durability == Durability::Synced && outcome.is_ok();
-        if outcome.is_err() {
-            let files = batch.records.iter().chain(&batch.removed);
-            self.unwritten.lock().extend(files);
+        let files = batch.records.iter().chain(&batch.removed);
+        match &outcome {
+            Ok(()) => self.ids.committed(files, noted),
+            Err(_) => self.unwritten.lock().extend(files),
         }
         self.stability
             .note(batch.records, survives.then_some(before));
@@ -138,7 +154,7 @@ mod tests {
     fn a_mended_store_names_the_files_whose_records_failed() {
         let store = forebay_kv::failing::Failing::new(forebay_kv::memory::Memory::new());
         store.fail_nth_commit(2, libc::ENOSPC, forebay_kv::failing::Outcome::Kept);
-        let log = Log::new(Box::new(store));
+        let log = Log::new(Box::new(store)).expect("empty");
         assert_eq!(log.mend().expect("nothing"), None);
         record(&log, A, Durability::Buffered);
         let mut batch = Batch::new();
@@ -155,7 +171,7 @@ mod tests {
 
     #[test]
     fn a_record_is_stable_once_something_after_it_was_flushed() {
-        let log = Log::new(Box::new(forebay_kv::memory::Memory::new()));
+        let log = Log::new(Box::new(forebay_kv::memory::Memory::new())).expect("empty");
         assert!(log.is_stable(A), "nothing to lose");
         record(&log, A, Durability::Buffered);
         assert!(!log.is_stable(A));

@@ -26,9 +26,6 @@ use crate::tree::{File, FileState};
 
 pub(crate) mod save;
 
-/// Object ids are set aside in the store so many at a time.
-const OBJECT_IDS_AHEAD: u64 = 1 << 20;
-
 /// An object that nothing refers to any more.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Garbage {
@@ -85,8 +82,6 @@ pub struct Namespace {
     pub(crate) handles: Handles,
     pub(crate) table: Mutex<Table>,
     dirs: Mutex<HashMap<DirKey, Weak<Dir>>>,
-    next_object: AtomicU64,
-    object_limit: Mutex<u64>,
     next_sequence: AtomicU64,
     garbage: Mutex<Vec<Garbage>>,
     /// Versions that are not published yet.
@@ -120,7 +115,7 @@ impl Namespace {
             .stat_dir(pfs.root())
             .map_err(on_pfs("stat of a directory"))?;
         let root_dev = root_stat.id.dev;
-        let store = Log::new(store);
+        let store = Log::new(store)?;
         let devices = Devices::load(
             &store,
             root_dev,
@@ -130,10 +125,6 @@ impl Namespace {
         let root_key = devices.key(root_stat.id);
         let root = Arc::new(Dir::new(root_key, Ino::ROOT, None));
         root.mark_persisted();
-        let next = match store.get(record::NEXT_OBJECT_KEY)? {
-            Some(bytes) => record::decode(&bytes)?,
-            None => 1,
-        };
         let has_acls = match pfs.get_xattr_dir(pfs.root(), acl::ACCESS) {
             Err(e) => e.raw_os_error() == Some(libc::ENODATA),
             Ok(_) => true,
@@ -149,8 +140,6 @@ impl Namespace {
             table: Mutex::new(Table::new(root.clone())),
             dirs: Mutex::new(HashMap::from([(root_key, Arc::downgrade(&root))])),
             root,
-            next_object: AtomicU64::new(next),
-            object_limit: Mutex::new(next),
             next_sequence: AtomicU64::new(1),
             garbage: Mutex::new(Vec::new()),
             versions: Mutex::default(),
@@ -502,21 +491,6 @@ impl Namespace {
         let mut batch = Batch::new();
         batch.put(format!("c/{name}").into_bytes(), value);
         self.commit(batch)
-    }
-
-    /// An object id that has never been used.
-    pub fn new_object(&self) -> Result<ObjectId, NsError> {
-        let id = self.next_object.fetch_add(1, Ordering::AcqRel);
-        let mut limit = self.object_limit.lock();
-        if id >= *limit {
-            let ahead = id + OBJECT_IDS_AHEAD;
-            let mut batch = Batch::new();
-            batch.put(record::NEXT_OBJECT_KEY, record::encode(&ahead)?);
-            // An object on flash may outlive a record that says that its id is taken.
-            self.store.commit(batch, Durability::Synced)?;
-            *limit = ahead;
-        }
-        Ok(ObjectId(id))
     }
 
     /// Whether the intent of a change on the PFS, or the records of these files, must be on stable

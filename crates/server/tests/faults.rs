@@ -13,6 +13,8 @@ mod conflict;
 mod crash;
 #[path = "faults/racing.rs"]
 mod racing;
+#[path = "faults/strays.rs"]
+mod strays;
 
 use forebay_types::{Errno, Ino, SetAttr};
 

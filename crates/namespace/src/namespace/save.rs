@@ -130,9 +130,10 @@ impl Namespace {
         }
         self.drop_nameless(&mut batch, objects);
         self.store.commit(batch, Durability::Buffered)?;
-        objects
-            .iter()
-            .for_each(|object| self.holders.forget(*object));
+        for object in objects {
+            self.holders.forget(*object);
+            self.give_up(*object);
+        }
         Ok(())
     }
 

@@ -2,14 +2,51 @@
 
 use std::sync::Arc;
 
+use forebay_namespace::Namespace;
 use forebay_tiers::{Identity, Object, TierKind};
-use forebay_types::{Errno, TierId};
+use forebay_types::{Errno, ObjectId, TierId};
 
 use crate::base::failure::Failure;
 use crate::buffer::holders::is_out_of_reach;
 use crate::files::Files;
 
+/// An id that was given out, and given up again unless a file has it.
+pub(super) struct NewId<'a> {
+    ns: &'a Namespace,
+    object: ObjectId,
+    is_files: bool,
+}
+
+impl NewId<'_> {
+    /// The id.
+    pub fn object(&self) -> ObjectId {
+        self.object
+    }
+
+    /// A file has it, and is going to be recorded.
+    pub fn keep(mut self) {
+        self.is_files = true;
+    }
+}
+
+impl Drop for NewId<'_> {
+    fn drop(&mut self) {
+        if !self.is_files {
+            self.ns.give_up(self.object);
+        }
+    }
+}
+
 impl Files {
+    /// An id for a new object.
+    pub(super) fn new_id(&self) -> Result<NewId<'_>, Failure> {
+        Ok(NewId {
+            ns: &self.ns,
+            object: self.ns.new_object()?,
+            is_files: false,
+        })
+    }
+
     /// Makes an empty object, in the overflow if the file system below its tier has no room even
     /// for that, or somebody has removed the tier's directory. `shared`: the kernel is to write it.
     pub(crate) fn create_object(

@@ -89,7 +89,8 @@ impl Files {
         let path = dir.path_of(&link.name);
         let foreseen = self.foresee(&path, cred.process)?;
         let identity = foreseen.identity;
-        let object_id = self.ns.new_object()?;
+        let id = self.new_id()?;
+        let object_id = id.object();
         let fresh = NewObject {
             id: object_id,
             path,
@@ -132,6 +133,7 @@ impl Files {
         let claim = self.buffer.opens().claim(Ino::of_new(object_id));
         let created = self.ns.create(&dir, &link.name, free, &new);
         let (attr, file) = created.inspect_err(|_| undo())?;
+        id.keep();
         self.buffer.enter(&file, &identity);
         self.catalog.apps().opened_for_write(object_id);
         let target = Target::Buffer { file, object, tier };

@@ -15,7 +15,8 @@ use crate::lifecycle::recovery::Inventory;
 enum Worth {
     /// It is a file again.
     Adopted,
-    /// Nothing: empty, unfinished, a copy of what is elsewhere, or of a file that had no name.
+    /// Nothing: empty, unfinished, a copy of what is elsewhere, or of a file that had no name, or
+    /// that is gone.
     Nothing,
     /// It was never fsynced, and its name is another file's: if it stayed it would be adopted when
     /// that one goes, long after.
@@ -27,24 +28,61 @@ enum Worth {
     Unknown,
 }
 
+/// What has become of an orphan.
+enum Outcome {
+    /// It is removed.
+    Removed,
+    /// It is a file, or set aside.
+    Settled,
+    /// It is where it was, for `fsck`.
+    Kept,
+}
+
+/// Files that are no more, as the records say.
+pub struct Gone {
+    /// Their objects are to be removed.
+    pub deleted: HashSet<ObjectId>,
+    /// These have a record, though it cannot be served.
+    pub stranded: HashSet<ObjectId>,
+    /// There are records that do not decode: an object without one may be theirs.
+    pub is_doubtful: bool,
+}
+
+impl Gone {
+    /// `was_recorded`: it had a record once.
+    fn has(&self, object: ObjectId, was_recorded: bool) -> bool {
+        let has_lost_its_record = || !self.is_doubtful && !self.stranded.contains(&object);
+        self.deleted.contains(&object) || (was_recorded && has_lost_its_record())
+    }
+}
+
 impl Lifecycle {
     /// Copies of files that live elsewhere and empty ones go; what may be the only copy of
     /// something stays for `fsck`, or, where its name is another's, goes aside.
-    /// Of what is `deleted` nothing is a file, wherever a move has left a copy of it.
+    /// Of what `gone` has nothing is a file, wherever a move has left a copy of it. Returns the
+    /// tiers in which something is kept.
     pub fn recover_orphans(
         &self,
         inventory: &Inventory,
         claimed: &HashSet<(TierId, ObjectId)>,
-        deleted: &HashSet<ObjectId>,
-    ) {
+        gone: &Gone,
+    ) -> Vec<TierId> {
+        let mut keeping = Vec::new();
         for (tier, objects) in inventory {
             let Some(slot) = self.buffer.tiers().get(*tier) else {
+                keeping.push(*tier);
                 continue;
             };
-            let mut removed = false;
+            let (mut removed, mut kept) = (false, false);
             for object in objects.iter().filter(|o| !claimed.contains(&(*tier, **o))) {
-                let is_deleted = deleted.contains(object);
-                removed |= self.recover_orphan(*tier, slot, *object, is_deleted);
+                match self.recover_orphan(*tier, slot, *object, gone) {
+                    Outcome::Removed => removed = true,
+                    Outcome::Kept => kept = true,
+                    Outcome::Settled => {}
+                }
+            }
+            if kept {
+                keeping.push(*tier);
             }
             // Brought back by a power cut, it might be taken for what it is not.
             if removed && let Err(error) = slot.tier.sync_all() {
@@ -53,30 +91,27 @@ impl Lifecycle {
                     .report(path, Errno::of(&error), format!("flush: {error}"));
             }
         }
+        keeping
     }
 
-    /// Whether it was removed.
-    fn recover_orphan(
-        &self,
-        tier: TierId,
-        slot: &Slot,
-        object: ObjectId,
-        is_deleted: bool,
-    ) -> bool {
+    fn recover_orphan(&self, tier: TierId, slot: &Slot, object: ObjectId, gone: &Gone) -> Outcome {
         let identity = match slot.tier.identity(object) {
             Ok(identity) => identity,
             Err(error) => {
                 let path = format!("(object {object} in {})", slot.tier.name()).into_bytes();
                 let reason = format!("cannot be looked at: {error}; it is kept");
                 self.base.report(path, Errno::of(&error), reason);
-                return false;
+                return Outcome::Kept;
             }
         };
         let path = || match &identity {
             Some(identity) if !identity.path.is_empty() => identity.path.clone(),
             _ => format!("(object {object} in {})", slot.tier.name()).into_bytes(),
         };
-        let worth = match is_deleted {
+        let is_ours = identity
+            .as_ref()
+            .is_some_and(|identity| self.is_ours(identity));
+        let worth = match gone.has(object, is_ours && self.ns.was_recorded(object, tier)) {
             true => Worth::Nothing,
             false => self.worth_of_orphan(tier, slot, object, identity.as_ref()),
         };
@@ -87,7 +122,7 @@ impl Lifecycle {
                     tracing::warn!("object {object} in {}: {error}", slot.tier.name());
                 }
                 failpoint::hit(failpoint::Point::RecoverOrphan);
-                return true;
+                return Outcome::Removed;
             }
             Worth::Replaced => {
                 let why = format!(
@@ -105,9 +140,15 @@ impl Lifecycle {
                     slot.tier.name()
                 );
                 self.base.report(path(), Errno::ENOENT, reason);
+                return Outcome::Kept;
             }
         }
-        false
+        Outcome::Settled
+    }
+
+    /// Whether an object says that this instance has made it under this id.
+    fn is_ours(&self, identity: &Identity) -> bool {
+        identity.instance == self.ns.instance()
     }
 
     fn quarantine_orphan(
@@ -175,7 +216,7 @@ impl Lifecycle {
         object: ObjectId,
         identity: &Identity,
     ) -> Result<Option<Adopted>, Failure> {
-        if identity.shadow || identity.object != object || identity.instance != self.ns.instance() {
+        if identity.shadow || identity.object != object || !self.is_ours(identity) {
             return Ok(None);
         }
         let may_be_torn = self.boot.may_have_torn(self.buffer.tiers().get(tier));
@@ -200,6 +241,7 @@ mod tests {
 
     use forebay_types::Ino;
 
+    use super::Gone;
     use crate::testing::{FLASH, Lab, create};
 
     #[test]
@@ -222,13 +264,14 @@ mod tests {
         rooms.buffer.leave(file.object);
         let objects = HashSet::from([file.object]);
         let inventory = vec![(FLASH, objects.clone())];
-        let recover = |deleted| {
-            let claimed = HashSet::new();
-            rooms
-                .lifecycle
-                .recover_orphans(&inventory, &claimed, deleted);
+        let gone = Gone {
+            deleted: objects,
+            stranded: HashSet::new(),
+            is_doubtful: false,
         };
-        recover(&objects);
+        let claimed = HashSet::new();
+        let kept = rooms.lifecycle.recover_orphans(&inventory, &claimed, &gone);
+        assert_eq!(kept, []);
         assert!(slot.tier.open(file.object).is_err(), "it is removed");
         assert!(rooms.base.ns().lookup(Ino::ROOT, b"f").is_err());
     }

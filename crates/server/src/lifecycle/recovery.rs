@@ -12,9 +12,10 @@ use forebay_types::{Errno, ObjectId, TierId, failpoint};
 use forebay_wire::OUT_OF_REACH;
 
 use crate::base::failure::Failure;
-use crate::buffer::tierset::TierSet;
+use crate::buffer::tierset::{DRAM, OVERFLOW, TierSet};
 use crate::integrity::atrest::is_out_of_reach;
 use crate::lifecycle::Lifecycle;
+use crate::lifecycle::orphans::Gone;
 use crate::starterror::{StartError, failed};
 
 /// Objects by tier.
@@ -79,7 +80,10 @@ impl Lifecycle {
         inventory: &Inventory,
         mut claimed: Claimed,
     ) -> Result<(), Failure> {
+        let mut stranded = HashSet::new();
+        let is_doubtful = !loaded.unreadable.is_empty();
         for (object, record) in loaded.lost {
+            stranded.insert(object);
             claimed.insert((record.residency.tier, object));
             self.buffer.book_stranded(object, &record);
             let path = record
@@ -104,7 +108,12 @@ impl Lifecycle {
             claimed.extend(garbage.tiers.iter().flatten().map(|t| (*t, garbage.object)));
             self.ns.add_garbage(garbage);
         }
-        self.recover_orphans(inventory, &claimed, &deleted);
+        let gone = Gone {
+            deleted,
+            stranded,
+            is_doubtful,
+        };
+        let keeping = self.recover_orphans(inventory, &claimed, &gone);
         for dir in loaded.dirs.iter().chain([self.ns.root()]) {
             match self.ns.sweep_dir(dir) {
                 Ok(0) => {}
@@ -116,6 +125,7 @@ impl Lifecycle {
             }
         }
         drop(loaded.dirs);
+        self.ns.end_of_start(&self.unsettled(inventory, keeping))?;
         self.base.absorb_conflicts();
         self.files.collect_garbage();
         let looked = |server: u16| {
@@ -124,6 +134,15 @@ impl Lifecycle {
             listed.any(|slot| slot.server == server && slot.tier.is_answering())
         };
         Ok(self.boot.record(&self.ns, &looked)?)
+    }
+
+    /// Tiers that this start has not looked at, and those that are `keeping` what nobody knows.
+    fn unsettled(&self, inventory: &Inventory, keeping: Vec<TierId>) -> Vec<TierId> {
+        let is_listed = |tier: &TierId| inventory.iter().any(|(listed, _)| listed == tier);
+        let all = self.buffer.tiers().ids().chain([DRAM, OVERFLOW]);
+        let mut unsettled: Vec<_> = all.filter(|tier| !is_listed(tier)).collect();
+        unsettled.extend(keeping);
+        unsettled
     }
 
     /// What there is. A data server that does not answer now is out of reach for as long as this

@@ -43,7 +43,8 @@ impl Files {
             ..self.origin(Some(cred.process), &path)
         };
         let wanted = self.place_checkpoint(&series, origin, &kind)?;
-        let object_id = self.ns.new_object()?;
+        // Before it has a name it is no file to a start, and its first name is on record at once.
+        let object_id = self.new_id()?.object();
         let carried = self.identity_of_unnamed(object_id, perm, cred.uid, gid);
         self.make_way();
         let (tier, object) = self.create_object(wanted, &carried, false)?;
