@@ -10,9 +10,7 @@ use forebay_kv::{Durability, Error, Hold, Store};
 use forebay_types::ObjectId;
 use parking_lot::Mutex;
 
-use crate::NsError;
-use crate::ids::Ids;
-use crate::record;
+use crate::ids::{Ids, RECORDED_BELOW_KEY};
 use crate::stability::Stability;
 
 /// Changes that are committed together.
@@ -57,13 +55,13 @@ pub(crate) struct Log {
 }
 
 impl Log {
-    pub(crate) fn new(store: Box<dyn Store>) -> Result<Log, NsError> {
-        Ok(Log {
-            ids: Ids::load(&*store)?,
+    pub(crate) fn new(ids: Ids, store: Box<dyn Store>) -> Log {
+        Log {
             store,
             stability: Stability::default(),
+            ids,
             unwritten: Mutex::default(),
-        })
+        }
     }
 
     /// Ids of objects.
@@ -89,7 +87,7 @@ impl Log {
         let noted = self.ids.to_note();
         if let Some(below) = noted {
             let watermark = below.to_be_bytes();
-            batch.changes.put(record::RECORDED_BELOW_KEY, watermark);
+            batch.changes.put(RECORDED_BELOW_KEY, watermark);
         }
         let outcome = self.store.commit(batch.changes, durability);
         let survives = durability == Durability::Synced && outcome.is_ok();
@@ -143,6 +141,10 @@ mod tests {
     const A: ObjectId = ObjectId(1);
     const B: ObjectId = ObjectId(2);
 
+    fn ids() -> Ids {
+        Ids::new(1, 0, crate::ids::Unsettled::default())
+    }
+
     fn record(log: &Log, file: ObjectId, durability: Durability) {
         let mut batch = Batch::new();
         batch.put(*b"f", *b"v");
@@ -154,7 +156,7 @@ mod tests {
     fn a_mended_store_names_the_files_whose_records_failed() {
         let store = forebay_kv::failing::Failing::new(forebay_kv::memory::Memory::new());
         store.fail_nth_commit(2, libc::ENOSPC, forebay_kv::failing::Outcome::Kept);
-        let log = Log::new(Box::new(store)).expect("empty");
+        let log = Log::new(ids(), Box::new(store));
         assert_eq!(log.mend().expect("nothing"), None);
         record(&log, A, Durability::Buffered);
         let mut batch = Batch::new();
@@ -171,7 +173,7 @@ mod tests {
 
     #[test]
     fn a_record_is_stable_once_something_after_it_was_flushed() {
-        let log = Log::new(Box::new(forebay_kv::memory::Memory::new())).expect("empty");
+        let log = Log::new(ids(), Box::new(forebay_kv::memory::Memory::new()));
         assert!(log.is_stable(A), "nothing to lose");
         record(&log, A, Durability::Buffered);
         assert!(!log.is_stable(A));

@@ -14,6 +14,7 @@ use crate::acl;
 use crate::conflict::Conflict;
 use crate::devices::Devices;
 use crate::error::on_pfs;
+use crate::ids::Ids;
 use crate::left::Left;
 use crate::log::{Batch, Log};
 use crate::nameless::Holders;
@@ -24,6 +25,7 @@ use crate::tree::Dir;
 use crate::tree::handles::Handles;
 use crate::tree::{File, FileState};
 
+mod objects;
 pub(crate) mod save;
 
 /// An object that nothing refers to any more.
@@ -115,7 +117,7 @@ impl Namespace {
             .stat_dir(pfs.root())
             .map_err(on_pfs("stat of a directory"))?;
         let root_dev = root_stat.id.dev;
-        let store = Log::new(store)?;
+        let store = Log::new(Ids::load(&*store)?, store);
         let devices = Devices::load(
             &store,
             root_dev,

@@ -57,9 +57,7 @@ impl Namespace {
         }
         let dir = self.dir(parent)?;
         let handle = self.open_dir(&dir)?;
-        let id = self.new_object()?;
-        self.give_up(id);
-        let hidden_name = PfsTree::version_name(self.instance, id);
+        let hidden_name = PfsTree::version_name(self.instance, self.id_of_name()?);
         let order = dir.order(&self.pfs)?;
         if dir.is_taken(name) {
             return Err(Errno::EEXIST.into());

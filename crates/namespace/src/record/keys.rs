@@ -13,7 +13,6 @@ pub(crate) const GARBAGE_PREFIX: &[u8] = b"g/";
 pub(crate) const INTENT_PREFIX: &[u8] = b"r/";
 pub(crate) const LEFT_PREFIX: &[u8] = b"l/";
 pub(crate) const NEXT_OBJECT_KEY: &[u8] = b"c/next-object";
-pub(crate) const RECORDED_BELOW_KEY: &[u8] = b"c/recorded-below";
 pub(crate) const UNSETTLED_KEY: &[u8] = b"c/unsettled";
 
 fn key(prefix: &[u8], id: &[u8]) -> Vec<u8> {

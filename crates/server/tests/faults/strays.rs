@@ -58,5 +58,9 @@ fn a_copy_that_is_left_of_a_file_that_is_gone_is_no_file_again() {
     let server = Running::start(&settings, false);
     assert_eq!(server.find(b"f").map(drop), Err(Errno::ENOENT));
     assert!(!object.exists(), "it is still there");
-    assert_eq!(server.status().errors_total, 0, "nobody needs to know of it");
+    assert_eq!(
+        server.status().errors_total,
+        0,
+        "nobody needs to know of it"
+    );
 }
