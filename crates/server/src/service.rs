@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use forebay_namespace::Published;
 use forebay_types::{Cred, Dirent, Errno, Handle, RenameMode, failpoint, limits};
+use forebay_tiers::PfsStat;
 use forebay_wire::control::{Control, ControlResponse, JobProgress};
 use forebay_wire::{Link, Peer, Reply, Request, Response, Service, Shown};
 
@@ -404,10 +405,12 @@ impl Server {
         let had = (rooms.files.had(from), rooms.files.had(to));
         let watched = rooms.files.in_place().watch_rename();
         let _renaming = rooms.base.ns().begin_rename(from.parent, &from.name)?;
-        let renamed = rooms
-            .base
-            .ns()
-            .rename(from.parent, &from.name, to.parent, &to.name, mode);
+        let opens = rooms.buffer.opens();
+        let parts = |stat: &PfsStat| {
+            opens.holds_on_pfs_now(stat.id.ino, stat.id.btime_ns) && rooms.files.may_part(from, to)
+        };
+        let (old, new) = ((from.parent, &from.name[..]), (to.parent, &to.name[..]));
+        let renamed = rooms.base.ns().rename_over(old, new, mode, &parts);
         rooms.base.absorb_conflicts();
         let replaced = renamed?;
         failpoint::hit(failpoint::Point::RenameNamed);

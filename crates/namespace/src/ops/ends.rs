@@ -53,6 +53,8 @@ pub(crate) struct End {
     pub(crate) stat: Option<PfsStat>,
     /// What the PFS has is not what was published of the file.
     pub(crate) foreign: bool,
+    /// Somebody has what the PFS has here open there.
+    pub(crate) in_use: bool,
 }
 
 impl End {

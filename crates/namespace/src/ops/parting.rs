@@ -1,4 +1,5 @@
-//! A rename over one of several links: what the PFS has under the name goes at once.
+//! A rename over one of several links, or over what is in use: what the PFS has under the name
+//! goes at once.
 
 use forebay_tiers::PfsStat;
 use forebay_types::failpoint;
@@ -25,8 +26,8 @@ pub(super) fn parting(to: &End, stat: &PfsStat) -> Intent {
 
 impl Namespace {
     /// Removes what the PFS has under the new name (`stat`) at once. It is one of several links,
-    /// and the others would show it until the new file is published; or the new file has several
-    /// links itself. Where the PFS calls the removal an error, the drain replaces what is still
+    /// and the others would show it until the new file is published; or somebody still changes it;
+    /// or the new file has several links itself. Where the PFS calls the removal an error, the drain replaces what is still
     /// there.
     pub(super) fn part_links(
         &self,

@@ -10,7 +10,7 @@
 
 use std::sync::Arc;
 
-use forebay_tiers::{PfsDir, PfsTree};
+use forebay_tiers::{PfsDir, PfsStat, PfsTree};
 use forebay_types::{Errno, FileKind, Ino, RenameMode, check_name, failpoint};
 use parking_lot::MutexGuard;
 
@@ -38,10 +38,23 @@ impl Namespace {
         new_name: &[u8],
         mode: RenameMode,
     ) -> Result<Option<Arc<File>>, NsError> {
+        let places = ((parent, name), (new_parent, new_name));
+        self.rename_over(places.0, places.1, mode, &|_| false)
+    }
+
+    /// The same. What the PFS has under the new name goes from there at once where it `is_in_use`:
+    /// what is still changed in it must not look like an outsider's doing.
+    pub fn rename_over(
+        &self,
+        from: (Ino, &[u8]),
+        to: (Ino, &[u8]),
+        mode: RenameMode,
+        is_in_use: &dyn Fn(&PfsStat) -> bool,
+    ) -> Result<Option<Arc<File>>, NsError> {
         let (mut looked, mut tries) = (false, 1);
         loop {
             let recheck = tries < RENAME_TRIES;
-            match self.rename_once((parent, name), (new_parent, new_name), mode, recheck) {
+            match self.rename_once(from, to, (mode, recheck), is_in_use) {
                 // Waiting for that with the orders held could be waiting for who waits for them.
                 Err(error) if error.refusal() == Some(BUSY_BELOW) => {
                     std::thread::sleep(CALM_AGAIN);
@@ -49,7 +62,7 @@ impl Namespace {
                 Err(error) if error.refusal() == Some(Errno::EAGAIN) && recheck => tries += 1,
                 Err(error) if error.refusal() == Some(Errno::ENOTEMPTY) && !looked => {
                     (looked, tries) = (true, tries + 1);
-                    if !self.forget_removed(&self.dir(new_parent)?, new_name)? {
+                    if !self.forget_removed(&self.dir(to.0)?, to.1)? {
                         return Err(error);
                     }
                 }
@@ -63,8 +76,8 @@ impl Namespace {
         &self,
         (parent, name): (Ino, &[u8]),
         (new_parent, new_name): (Ino, &[u8]),
-        mode: RenameMode,
-        recheck: bool,
+        (mode, recheck): (RenameMode, bool),
+        is_in_use: &dyn Fn(&PfsStat) -> bool,
     ) -> Result<Option<Arc<File>>, NsError> {
         check_name(name)?;
         check_name(new_name)?;
@@ -110,6 +123,7 @@ impl Namespace {
         }
         let mut from = self.end(&from_dir, name, files.0.clone())?;
         let mut to = self.end(&to_dir, new_name, files.1.clone())?;
+        to.in_use = !from.on_pfs() && to.stat.as_ref().is_some_and(is_in_use);
         if from.file.is_none() && from.stat.is_none() {
             return Err(Errno::ENOENT.into());
         }
@@ -215,6 +229,7 @@ impl Namespace {
             file,
             stat,
             foreign,
+            in_use: false,
         })
     }
 
@@ -299,7 +314,7 @@ impl Namespace {
         state.touch();
         let parts = to
             .stat
-            .filter(|stat| !to.foreign && (several || stat.nlink > 1));
+            .filter(|stat| !to.foreign && (several || to.in_use || stat.nlink > 1));
         let mut sequence = None;
         let committed = self.put_dirs(&mut batch, &to.dir).and_then(|()| {
             self.put_file(&mut batch, file, &state)?;

@@ -536,15 +536,23 @@ impl OpenTable {
         self.files.load(Ordering::Relaxed)
     }
 
-    /// Whether somebody has a file of the PFS open there, by inode number and time of birth.
+    /// Whether somebody has a file of the PFS open there, by inode number and time of birth. Of one
+    /// that is being moved for long nobody knows where it ends: it counts as this one.
     pub fn holds_on_pfs(&self, ino: u64, btime_ns: u64) -> bool {
         let mut found = false;
         self.each(|open| {
-            // One that is being brought in is no longer there by the time that it matters.
             let target = open.target.try_read_for(MOVE_LIMIT);
-            if let Some(Target::Pfs { node, .. }) = target.as_deref() {
-                found |= (node.id.ino, node.id.btime_ns) == (ino, btime_ns);
-            }
+            found |= target.is_none_or(|target| target.is_on_pfs(ino, btime_ns));
+        });
+        found
+    }
+
+    /// The same, without a wait: one that is just being moved does not count.
+    pub fn holds_on_pfs_now(&self, ino: u64, btime_ns: u64) -> bool {
+        let mut found = false;
+        self.each(|open| {
+            let target = open.target.try_read();
+            found |= target.is_some_and(|target| target.is_on_pfs(ino, btime_ns));
         });
         found
     }

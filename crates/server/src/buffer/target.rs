@@ -45,6 +45,12 @@ impl Target {
         matches!(self, Target::Buffer { tier, .. } if *tier == which)
     }
 
+    /// Whether it is this file of the PFS, by inode number and time of birth.
+    pub fn is_on_pfs(&self, ino: u64, btime_ns: u64) -> bool {
+        matches!(self, Target::Pfs { node, .. }
+            if (node.id.ino, node.id.btime_ns) == (ino, btime_ns))
+    }
+
     /// Whether it holds a descriptor.
     pub fn is_held(&self) -> bool {
         match self {

@@ -293,7 +293,25 @@ impl Files {
         let handle = self.buffer.opens().add(&claim, &open, flags);
         let content = self.content_of(&open);
         self.guard.watches(&open);
+        // Looked at once a rename sees that the file is open.
+        if flags.writes() && self.is_replaced(&open) {
+            drop(claim);
+            let released = self.release(handle);
+            return both("open", released, Err(Errno::ESTALE.into())).map(|((), never)| never);
+        }
         Ok(opened(handle, way, content))
+    }
+
+    /// Whether a file of the burst buffer has taken the name of one on the PFS, and is going to
+    /// replace it there: what was changed in place until then would look like an outsider's doing.
+    fn is_replaced(&self, open: &OpenFile) -> bool {
+        match &*open.target.read() {
+            Target::Pfs { node, .. } => {
+                let now = node.parent.child(&node.name);
+                now.is_some_and(|file| file.ino != open.ino)
+            }
+            Target::Buffer { .. } => false,
+        }
     }
 
     /// A file of which a flush has failed is opened by who only writes: the kernel cuts it to

@@ -110,14 +110,29 @@ impl Files {
     }
 
     /// Whether what a rename replaces goes from the PFS at once: it has several links, or the file
-    /// has.
+    /// has, or somebody has it open there.
     fn parts_links(&self, file: &File, to: &Link) -> bool {
         let Ok(Node::Dir(dir)) = self.ns.node(to.parent) else {
             return false;
         };
         let several = file.lock().names.len() > 1;
-        let found = self.ns.lookup_in(&dir, &to.name, false);
-        found.is_ok_and(|found| several || found.attr.nlink > 1)
+        let Ok(found) = self.ns.lookup_in(&dir, &to.name, false) else {
+            return false;
+        };
+        let opens = self.buffer.opens();
+        let is_in_use = || match self.ns.node(found.attr.ino) {
+            Ok(Node::Plain(plain)) => opens.holds_on_pfs_now(plain.id.ino, plain.id.btime_ns),
+            _ => false,
+        };
+        several || found.attr.nlink > 1 || is_in_use()
+    }
+
+    /// Whether what a rename is about to replace may go from the PFS with it, since a loss of power
+    /// would leave the new file.
+    pub fn may_part(&self, from: &Link, to: &Link) -> bool {
+        let is_stable = |file: Arc<File>| !self.standing(&file).is_volatile;
+        self.child(from).is_some_and(is_stable)
+            || self.level(from).max(self.level(to)) == Durability::Memory
     }
 
     fn level(&self, link: &Link) -> Durability {

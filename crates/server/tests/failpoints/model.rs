@@ -25,6 +25,8 @@ pub enum Op {
     Rename(&'static str, &'static str),
     /// The same over a file that somebody reads on the PFS.
     RenameOverOpen(&'static str, &'static str),
+    /// The same over one that somebody opens there when it has just lost its name.
+    RenameOverOpening(&'static str, &'static str),
     Exchange(&'static str, &'static str),
     Unlink(&'static str),
     Link(&'static str, &'static str),
@@ -136,7 +138,9 @@ impl Model {
                 self.write(path, content(version, len), 0o600)
             }
             Op::Truncate(path, len) => self.inode(path).data.resize(len, 0),
-            Op::Rename(from, to) | Op::RenameOverOpen(from, to) => self.rename(from, to),
+            Op::Rename(from, to)
+            | Op::RenameOverOpen(from, to)
+            | Op::RenameOverOpening(from, to) => self.rename(from, to),
             Op::Exchange(a, b) => {
                 self.rename(a, "(aside)");
                 self.rename(b, a);

@@ -5,13 +5,15 @@ use std::io::Write;
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use forebay_client::Client;
 use forebay_server::{GroupMode, PathRule, Settings};
 use forebay_types::failpoint::{self, Point};
 use forebay_types::{Errno, Ino, OpenFlags, RenameMode, SetAttr, XattrMode};
+use forebay_wire::InMemory;
 use forebay_wire::control::Movement;
 
 use crate::common::{PATIENCE, Running, Scratch, me, settings};
@@ -125,6 +127,24 @@ fn write_unnamed(server: &Running, path: &str, version: u8, len: usize) -> Resul
     client.release(handle)
 }
 
+type Name<'a> = (Ino, &'a [u8]);
+
+fn rename_over_opening(server: &Running, from: Name<'_>, to: Name<'_>) -> Result<(), Errno> {
+    let client = Arc::new(Client::new(Arc::new(InMemory::mount(
+        server.instance.service(),
+    ))));
+    let reader = Arc::new(Mutex::new(None));
+    let ino = client.lookup(to.0, to.1, 0)?.ino;
+    let (who, opened) = (client.clone(), reader.clone());
+    failpoint::meanwhile(Point::RenameNamed, move || {
+        let open = who.open(ino, OpenFlags(libc::O_RDONLY as u32), me());
+        *opened.lock().expect("held by none") = Some(open.expect("still there").opened.handle);
+    });
+    server.client.rename(from, to, RenameMode::Replace, me())?;
+    let handle = reader.lock().expect("held by none").take();
+    client.release(handle.expect("it was opened"))
+}
+
 #[allow(
     clippy::too_many_lines,
     reason = "a list: one entry for each operation"
@@ -155,6 +175,7 @@ pub fn act(server: &Running, pfs: &Path, op: &Op) -> Result<(), Errno> {
             client.rename(at(from)?, at(to)?, RenameMode::Replace, me())?;
             client.release(reader.opened.handle)
         }
+        Op::RenameOverOpening(from, to) => rename_over_opening(server, at(from)?, at(to)?),
         Op::Exchange(a, b) => client.rename(at(a)?, at(b)?, RenameMode::Exchange, me()),
         Op::Unlink(path) => at(path).and_then(|(dir, name)| client.unlink(dir, name, me())),
         Op::Rmdir(path) => at(path).and_then(|(dir, name)| client.rmdir(dir, name, me())),

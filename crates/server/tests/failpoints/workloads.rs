@@ -90,13 +90,22 @@ fn unlinks() -> Vec<Workload> {
     all
 }
 
-/// Renames over what the PFS has, which somebody reads there.
-fn renames_over_open() -> Vec<Workload> {
-    let states = [
+/// Before a rename over what only the PFS has.
+fn states_of_replaced() -> [Vec<Op>; 2] {
+    [
         vec![Outside("b", 3, SMALL), w("a", 1)],
         vec![w("b", 3), Drain, Release("b"), w("a", 1)],
-    ];
-    in_each(states, &[RenameOverOpen("a", "b")])
+    ]
+}
+
+/// Renames over what somebody reads on the PFS.
+fn renames_over_open() -> Vec<Workload> {
+    in_each(states_of_replaced(), &[RenameOverOpen("a", "b")])
+}
+
+/// Renames over what somebody begins to read there.
+fn renames_over_opening() -> Vec<Workload> {
+    in_each(states_of_replaced(), &[RenameOverOpening("a", "b")])
 }
 
 /// Of several names.
@@ -377,10 +386,14 @@ pub fn workloads(point: Point) -> Vec<Workload> {
         Point::UnlinkIntent => unlinks_of_one(),
         Point::OlderGoing => each([
             in_each(states_of_a()[1..2].to_vec(), &[Unlink("a")]),
-            renames_over_open(),
+            renames_over_opening(),
         ]),
-        Point::OlderGone => renames_over_open(),
-        Point::RenameNamed => each([buffer_renames(), renames_over_open()]),
+        Point::OlderGone => renames_over_opening(),
+        Point::RenameNamed => each([
+            buffer_renames(),
+            renames_over_open(),
+            renames_over_opening(),
+        ]),
         Point::UnlinkPfs | Point::UnlinkRecord => unlinks(),
         Point::RmdirPfs => vec![work([Mkdir("d"), w("d/a", 1), Unlink("d/a")], [Rmdir("d")])],
         Point::GarbageObjects => vec![work([w("a", 1)], [Unlink("a")])],
@@ -390,7 +403,9 @@ pub fn workloads(point: Point) -> Vec<Workload> {
         Point::LinkIntent | Point::LinkPfs => links(),
         Point::LinkRecord => each([in_each(states_of_a(), &[Link("a", "b")]), firsts()]),
         Point::RenameBuffer => each([buffer_renames(), parting_renames()]),
-        Point::RenameParted | Point::RenamePartedRecord => parting_renames(),
+        Point::RenameParted | Point::RenamePartedRecord => {
+            each([parting_renames(), renames_over_open()])
+        }
         Point::RenameIntent | Point::RenamePfs | Point::RenameRecord => pfs_renames(),
         Point::ExchangeIntent | Point::ExchangePfs | Point::ExchangeRecord => exchanges(),
         Point::DemoteTemporary
