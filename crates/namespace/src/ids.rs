@@ -7,8 +7,8 @@
 //! 1. Each id below the watermark was on record, or given up, before the commit that the watermark
 //!    came with: a loss of power, which keeps a prefix of the commits, keeps both or none.
 //! 2. The watermark stands still until a start has looked at all objects without a record.
-//! 3. In a tier that a start has not looked at, or where something was kept, ids from the watermark
-//!    of before up to that start count as never recorded, until a start settles the tier.
+//! 3. In a tier that a start has not looked at, ids from the watermark of before up to that start
+//!    count as never recorded, until a start settles the tier; so does what was kept for `fsck`.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -35,19 +35,50 @@ pub(crate) struct Unsettled {
     tiers: BTreeMap<u8, Span>,
     /// In any tier: their records were taken away.
     everywhere: Option<Span>,
+    /// Objects that were kept where they are, by tier.
+    kept: BTreeSet<(u8, u64)>,
 }
 
 impl Unsettled {
-    fn has(&self, tier: TierId, id: u64) -> bool {
-        covers(self.tiers.get(&tier.0), id) || covers(self.everywhere.as_ref(), id)
+    /// Where nothing is known, of ids below `next`.
+    pub(crate) fn all(next: u64) -> Unsettled {
+        Unsettled {
+            everywhere: Some((0, next)),
+            ..Unsettled::default()
+        }
     }
 
-    /// A start has looked at all tiers but `tiers`.
-    fn after_start(&self, tiers: &[TierId], watermark: u64, next: u64) -> Unsettled {
+    fn has(&self, tier: TierId, id: u64) -> bool {
+        covers(self.tiers.get(&tier.0), id)
+            || covers(self.everywhere.as_ref(), id)
+            || self.kept.contains(&(tier.0, id))
+    }
+
+    /// A start has looked at all tiers but `tiers`, and kept these.
+    fn after_start(
+        &self,
+        tiers: &[TierId],
+        kept: &[(TierId, ObjectId)],
+        (watermark, next): Span,
+    ) -> Unsettled {
+        let everywhere = self.everywhere.map_or(watermark, |span| span.0);
         let from = |tier: &TierId| self.tiers.get(&tier.0).map_or(watermark, |span| span.0);
-        let tiers: BTreeMap<_, _> = tiers.iter().map(|t| (t.0, (from(t), next))).collect();
-        let everywhere = self.everywhere.filter(|_| !tiers.is_empty());
-        Unsettled { tiers, everywhere }
+        let is_known = |(tier, _): &&(u8, u64)| tiers.contains(&TierId(*tier));
+        let now = kept.iter().map(|(tier, object)| (tier.0, object.0));
+        Unsettled {
+            tiers: tiers
+                .iter()
+                .map(|tier| (tier.0, (from(tier).min(everywhere), next)))
+                .collect(),
+            everywhere: None,
+            kept: self
+                .kept
+                .iter()
+                .filter(is_known)
+                .copied()
+                .chain(now)
+                .collect(),
+        }
     }
 }
 
@@ -161,10 +192,16 @@ impl Ids {
         object.0 < self.before && !self.state.lock().unsettled.has(tier, object.0)
     }
 
-    /// What is not settled now, and what is after a start that has looked at all tiers but `tiers`.
-    pub(crate) fn after_start(&self, tiers: &[TierId]) -> (Unsettled, Unsettled) {
+    /// What is not settled now, and what is after a start that has looked at all tiers but `tiers`,
+    /// and kept these objects.
+    pub(crate) fn after_start(
+        &self,
+        tiers: &[TierId],
+        kept: &[(TierId, ObjectId)],
+    ) -> (Unsettled, Unsettled) {
         let state = self.state.lock();
-        let after = state.unsettled.after_start(tiers, self.before, state.next);
+        let span = (self.before, state.next);
+        let after = state.unsettled.after_start(tiers, kept, span);
         (state.unsettled.clone(), after)
     }
 

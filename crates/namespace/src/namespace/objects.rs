@@ -21,7 +21,10 @@ impl Ids {
             None => 0,
         };
         let unsettled = match store.get(record::UNSETTLED_KEY)? {
-            Some(bytes) => record::decode(&bytes)?,
+            Some(bytes) => record::decode(&bytes).unwrap_or_else(|error| {
+                tracing::warn!("what starts have not settled: {error}: all counts as such");
+                Unsettled::all(next)
+            }),
             None => Unsettled::default(),
         };
         Ok(Ids::new(next, before, unsettled))
@@ -50,17 +53,32 @@ impl Namespace {
         self.store.ids().give_up(object);
     }
 
-    /// Whether an object that this start has found in a tier was on record once, or given up: the
-    /// file is gone, or elsewhere.
-    pub fn was_recorded(&self, object: ObjectId, tier: TierId) -> bool {
+    /// Whether an object that this start has found in a tier was on record once, or given up, and
+    /// is not now: the file is gone, or elsewhere.
+    pub fn has_lost_its_record(&self, object: ObjectId, tier: TierId) -> bool {
+        // A store that does not answer is no reason to call a file gone.
+        let is_nameless = || !matches!(self.store.get(&record::nameless_key(object)), Ok(None));
         self.store.ids().was_recorded(object, tier)
+            && !self.is_recorded(object)
+            && !is_nameless()
     }
 
-    /// A start has looked at all objects without a record, but for those of `tiers`, or has kept
-    /// what it does not know there. What it has taken over is recorded from here on.
-    pub fn end_of_start(&self, tiers: &[TierId]) -> Result<(), NsError> {
+    /// The object that a record which does not decode is of; `None`: no object depends on it.
+    pub fn object_of_record(key: &[u8]) -> Option<ObjectId> {
+        let prefixes = [record::FILE_PREFIX, record::NAMELESS_PREFIX];
+        let is_files = prefixes.iter().any(|prefix| key.starts_with(prefix));
+        is_files.then(|| record::object_of_key(key)).flatten()
+    }
+
+    /// A start has looked at all objects without a record, but for those of `tiers`, and has `kept`
+    /// what it does not know. What it has taken over is recorded from here on.
+    pub fn end_of_start(
+        &self,
+        tiers: &[TierId],
+        kept: &[(TierId, ObjectId)],
+    ) -> Result<(), NsError> {
         self.save_deferred()?;
-        let (before, after) = self.store.ids().after_start(tiers);
+        let (before, after) = self.store.ids().after_start(tiers, kept);
         if after != before {
             let mut batch = Batch::new();
             batch.put(record::UNSETTLED_KEY, record::encode(&after)?);
@@ -118,15 +136,18 @@ mod tests {
         /// One that could not look at these tiers.
         fn start_without(&self, tiers: &[TierId]) -> Namespace {
             let ns = self.open();
-            ns.end_of_start(tiers).expect("settled");
+            ns.end_of_start(tiers, &[]).expect("settled");
             ns
         }
 
         /// What the next start says of these.
         fn recorded<const N: usize>(&self, ids: [ObjectId; N]) -> [bool; N] {
-            let ns = self.open();
-            ids.map(|id| ns.was_recorded(id, HERE))
+            recorded(&self.open(), ids, HERE)
         }
+    }
+
+    fn recorded<const N: usize>(ns: &Namespace, ids: [ObjectId; N], tier: TierId) -> [bool; N] {
+        ids.map(|id| ns.store.ids().was_recorded(id, tier))
     }
 
     fn record(ns: &Namespace, object: ObjectId) -> Result<(), forebay_kv::Error> {
@@ -167,7 +188,7 @@ mod tests {
         let lab = Lab::new();
         let store = Arc::new(Failing::new(lab.store.clone()));
         let ns = lab.open_over(Box::new(store.clone()));
-        ns.end_of_start(&[]).expect("settled");
+        ns.end_of_start(&[], &[]).expect("settled");
         let ids = [0; 2].map(|_| ns.new_object().expect("id"));
         store.fail_nth_commit(1, libc::ENOSPC, Outcome::Lost);
         record(&ns, ids[0]).expect_err("armed");
@@ -187,7 +208,7 @@ mod tests {
         let ns = lab.open();
         commit_anything(&ns);
         assert_eq!(lab.recorded([new]), [false]);
-        ns.end_of_start(&[]).expect("settled");
+        ns.end_of_start(&[], &[]).expect("settled");
         commit_anything(&ns);
         assert_eq!(lab.recorded([new]), [true]);
     }
@@ -206,14 +227,12 @@ mod tests {
             record(&ns, later).expect("recorded");
             commit_anything(&ns);
             let next = lab.open();
-            let known = [old, new].map(|id| next.was_recorded(id, AWAY));
-            assert_eq!(known, [true, false]);
-            let known = [old, new, later].map(|id| next.was_recorded(id, HERE));
-            assert_eq!(known, [true; 3]);
+            assert_eq!(recorded(&next, [old, new], AWAY), [true, false]);
+            assert_eq!(recorded(&next, [old, new, later], HERE), [true; 3]);
         }
         let ns = lab.start_without(&[]);
         commit_anything(&ns);
-        assert!(lab.open().was_recorded(new, AWAY));
+        assert_eq!(recorded(&lab.open(), [new], AWAY), [true]);
     }
 
     #[test]
@@ -228,11 +247,51 @@ mod tests {
         let key = record::file_key(ids[1]);
         ns.remove_record(&key).expect("removed");
         assert_eq!(lab.recorded(ids), [true, false, true]);
-        // The start has kept its object.
-        let ns = lab.start_without(&[HERE]);
+        // The start has kept its object, and not looked at another tier, as most starts.
+        let ns = lab.open();
+        ns.end_of_start(&[AWAY], &[(HERE, ids[1])])
+            .expect("settled");
         commit_anything(&ns);
         assert_eq!(lab.recorded(ids), [true, false, true]);
-        lab.start_without(&[]);
+        lab.start_without(&[AWAY]);
         assert_eq!(lab.recorded(ids), [true; 3]);
+        assert_eq!(recorded(&lab.open(), ids, AWAY), [true, false, false]);
+    }
+
+    #[test]
+    fn what_has_a_record_has_not_lost_it() {
+        let lab = Lab::new();
+        let ns = lab.start_without(&[]);
+        let ids = [0; 2].map(|_| ns.new_object().expect("id"));
+        for id in ids {
+            record(&ns, id).expect("recorded");
+        }
+        ns.remove_file_record(ids[0]).expect("removed");
+        let pfs = PfsTree::open(lab.dir.path()).expect("PFS");
+        let (ns, loaded) =
+            Namespace::open(pfs, Box::new(lab.store.clone()), [7; 16]).expect("open");
+        assert_eq!(
+            ids.map(|id| ns.has_lost_its_record(id, HERE)),
+            [true, false]
+        );
+        let unreadable = loaded.unreadable.iter();
+        let objects: Vec<_> = unreadable
+            .filter_map(|key| Namespace::object_of_record(key))
+            .collect();
+        assert_eq!(objects, [ids[1]]);
+    }
+
+    #[test]
+    fn what_is_not_settled_is_all_where_that_is_unreadable() {
+        let lab = Lab::new();
+        let ns = lab.start_without(&[]);
+        let id = ns.new_object().expect("id");
+        record(&ns, id).expect("recorded");
+        let mut batch = Batch::new();
+        batch.put(record::UNSETTLED_KEY, *b"\xff\xff");
+        ns.commit(batch).expect("commit");
+        assert_eq!(lab.recorded([id]), [false]);
+        lab.start_without(&[]);
+        assert_eq!(lab.recorded([id]), [true]);
     }
 }

@@ -51,8 +51,8 @@ impl Files {
         }
         let bytes = if empty { 0 } else { stat.size };
         let tier = self.tier_to_come_in(&path, bytes, empty)?;
-        let id = self.new_id()?;
-        let object_id = id.object();
+        // Without a record it is no file to a start: the PFS has it.
+        let object_id = self.new_id()?.object();
         self.buffer.arrive(object_id, tier, 0, empty);
         if self
             .buffer
@@ -79,7 +79,6 @@ impl Files {
             self.remove_partial(object_id, tier);
         }
         let (file, object) = made?;
-        id.keep();
         self.left_the_pfs(stat.id, &file, empty);
         let looked = object.stat();
         // It is on record and takes its space, also where its node went just now.

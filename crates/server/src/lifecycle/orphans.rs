@@ -42,47 +42,40 @@ enum Outcome {
 pub struct Gone {
     /// Their objects are to be removed.
     pub deleted: HashSet<ObjectId>,
-    /// These have a record, though it cannot be served.
+    /// These have a record, though it cannot be served or read.
     pub stranded: HashSet<ObjectId>,
-    /// There are records that do not decode: an object without one may be theirs.
-    pub is_doubtful: bool,
 }
 
 impl Gone {
-    /// `was_recorded`: it had a record once.
-    fn has(&self, object: ObjectId, was_recorded: bool) -> bool {
-        let has_lost_its_record = || !self.is_doubtful && !self.stranded.contains(&object);
-        self.deleted.contains(&object) || (was_recorded && has_lost_its_record())
+    fn has(&self, object: ObjectId, has_lost_its_record: impl FnOnce() -> bool) -> bool {
+        self.deleted.contains(&object)
+            || (!self.stranded.contains(&object) && has_lost_its_record())
     }
 }
 
 impl Lifecycle {
     /// Copies of files that live elsewhere and empty ones go; what may be the only copy of
     /// something stays for `fsck`, or, where its name is another's, goes aside.
-    /// Of what `gone` has nothing is a file, wherever a move has left a copy of it. Returns the
-    /// tiers in which something is kept.
+    /// Of what `gone` has nothing is a file, wherever a move has left a copy of it. Returns what is
+    /// kept where it is.
     pub fn recover_orphans(
         &self,
         inventory: &Inventory,
         claimed: &HashSet<(TierId, ObjectId)>,
         gone: &Gone,
-    ) -> Vec<TierId> {
-        let mut keeping = Vec::new();
+    ) -> Vec<(TierId, ObjectId)> {
+        let mut kept = Vec::new();
         for (tier, objects) in inventory {
             let Some(slot) = self.buffer.tiers().get(*tier) else {
-                keeping.push(*tier);
                 continue;
             };
-            let (mut removed, mut kept) = (false, false);
+            let mut removed = false;
             for object in objects.iter().filter(|o| !claimed.contains(&(*tier, **o))) {
                 match self.recover_orphan(*tier, slot, *object, gone) {
                     Outcome::Removed => removed = true,
-                    Outcome::Kept => kept = true,
+                    Outcome::Kept => kept.push((*tier, *object)),
                     Outcome::Settled => {}
                 }
-            }
-            if kept {
-                keeping.push(*tier);
             }
             // Brought back by a power cut, it might be taken for what it is not.
             if removed && let Err(error) = slot.tier.sync_all() {
@@ -91,7 +84,7 @@ impl Lifecycle {
                     .report(path, Errno::of(&error), format!("flush: {error}"));
             }
         }
-        keeping
+        kept
     }
 
     fn recover_orphan(&self, tier: TierId, slot: &Slot, object: ObjectId, gone: &Gone) -> Outcome {
@@ -108,18 +101,22 @@ impl Lifecycle {
             Some(identity) if !identity.path.is_empty() => identity.path.clone(),
             _ => format!("(object {object} in {})", slot.tier.name()).into_bytes(),
         };
-        let is_ours = identity
-            .as_ref()
-            .is_some_and(|identity| self.is_ours(identity));
-        let worth = match gone.has(object, is_ours && self.ns.was_recorded(object, tier)) {
+        // Of another tier in its place nothing is known.
+        let has_lost_its_record = || {
+            let is_ours = identity.as_ref().is_some_and(|i| self.is_ours(i, object));
+            is_ours && !slot.is_fresh && self.ns.has_lost_its_record(object, tier)
+        };
+        let worth = match gone.has(object, has_lost_its_record) {
             true => Worth::Nothing,
             false => self.worth_of_orphan(tier, slot, object, identity.as_ref()),
         };
         match worth {
             Worth::Adopted => failpoint::hit(failpoint::Point::RecoverAdopted),
             Worth::Nothing => {
-                if let Err(error) = slot.tier.remove(object) {
-                    tracing::warn!("object {object} in {}: {error}", slot.tier.name());
+                let (name, path) = (slot.tier.name(), path());
+                match slot.tier.remove(object) {
+                    Ok(()) => tracing::info!(%object, name, path = %path.escape_ascii(), "no file"),
+                    Err(error) => tracing::warn!("object {object} in {name}: {error}"),
                 }
                 failpoint::hit(failpoint::Point::RecoverOrphan);
                 return Outcome::Removed;
@@ -128,11 +125,11 @@ impl Lifecycle {
                 let why = format!(
                     "object {object} was not yet flushed by fsync, and its name is another's now"
                 );
-                self.quarantine_orphan(slot, object, path(), Errno::EEXIST, &why);
+                return self.quarantine_orphan(slot, object, path(), Errno::EEXIST, &why);
             }
             Worth::Torn => {
                 let why = "was not yet flushed by fsync, and is lost with the node's power";
-                self.quarantine_orphan(slot, object, path(), Errno::EIO, why);
+                return self.quarantine_orphan(slot, object, path(), Errno::EIO, why);
             }
             Worth::Unknown => {
                 let reason = format!(
@@ -147,8 +144,8 @@ impl Lifecycle {
     }
 
     /// Whether an object says that this instance has made it under this id.
-    fn is_ours(&self, identity: &Identity) -> bool {
-        identity.instance == self.ns.instance()
+    fn is_ours(&self, identity: &Identity, object: ObjectId) -> bool {
+        identity.object == object && identity.instance == self.ns.instance()
     }
 
     fn quarantine_orphan(
@@ -158,15 +155,17 @@ impl Lifecycle {
         path: Vec<u8>,
         errno: Errno,
         why: &str,
-    ) {
+    ) -> Outcome {
         match slot.tier.quarantine(object) {
             Ok(kept) => {
                 let reason = format!("{why}; it is kept in {kept} of {}", slot.tier.name());
                 self.base.report(path, errno, reason);
+                Outcome::Settled
             }
             Err(error) => {
                 let reason = format!("object {object} cannot be set aside: {error}");
                 self.base.report(path, Errno::of(&error), reason);
+                Outcome::Kept
             }
         }
     }
@@ -216,7 +215,7 @@ impl Lifecycle {
         object: ObjectId,
         identity: &Identity,
     ) -> Result<Option<Adopted>, Failure> {
-        if identity.shadow || identity.object != object || !self.is_ours(identity) {
+        if identity.shadow || !self.is_ours(identity, object) {
             return Ok(None);
         }
         let may_be_torn = self.boot.may_have_torn(self.buffer.tiers().get(tier));
@@ -267,7 +266,6 @@ mod tests {
         let gone = Gone {
             deleted: objects,
             stranded: HashSet::new(),
-            is_doubtful: false,
         };
         let claimed = HashSet::new();
         let kept = rooms.lifecycle.recover_orphans(&inventory, &claimed, &gone);

@@ -6,7 +6,7 @@ use std::io;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use forebay_namespace::{File, Garbage, Loaded, Migration, Residency};
+use forebay_namespace::{File, Garbage, Loaded, Migration, Namespace, Residency};
 use forebay_policy::durability::{Found, Verdict, of_undrained};
 use forebay_types::{Errno, ObjectId, TierId, failpoint};
 use forebay_wire::OUT_OF_REACH;
@@ -28,6 +28,12 @@ const OPEN_FOR_WRITING: &str = "was open for writing: what was not yet flushed b
 /// Where not one object of a tier can be looked at, and it has so many, it is the tier that is
 /// broken.
 const BROKEN_OBJECTS_MIN: usize = 8;
+
+/// What the record of a file says of its objects is nobody else's.
+fn claim(object: ObjectId, residency: &Residency, claimed: &mut Claimed) {
+    claimed.insert((residency.tier, object));
+    claimed.extend(residency.shadow.map(|(tier, _)| (tier, object)));
+}
 
 impl Lifecycle {
     /// Finishes what was under way and takes all files over. Clean copies that turn out damaged are
@@ -80,8 +86,10 @@ impl Lifecycle {
         inventory: &Inventory,
         mut claimed: Claimed,
     ) -> Result<(), Failure> {
-        let mut stranded = HashSet::new();
-        let is_doubtful = !loaded.unreadable.is_empty();
+        let unreadable = loaded.unreadable.iter();
+        let mut stranded: HashSet<_> = unreadable
+            .filter_map(|key| Namespace::object_of_record(key))
+            .collect();
         for (object, record) in loaded.lost {
             stranded.insert(object);
             claimed.insert((record.residency.tier, object));
@@ -108,12 +116,8 @@ impl Lifecycle {
             claimed.extend(garbage.tiers.iter().flatten().map(|t| (*t, garbage.object)));
             self.ns.add_garbage(garbage);
         }
-        let gone = Gone {
-            deleted,
-            stranded,
-            is_doubtful,
-        };
-        let keeping = self.recover_orphans(inventory, &claimed, &gone);
+        let gone = Gone { deleted, stranded };
+        let kept = self.recover_orphans(inventory, &claimed, &gone);
         for dir in loaded.dirs.iter().chain([self.ns.root()]) {
             match self.ns.sweep_dir(dir) {
                 Ok(0) => {}
@@ -125,7 +129,7 @@ impl Lifecycle {
             }
         }
         drop(loaded.dirs);
-        self.ns.end_of_start(&self.unsettled(inventory, keeping))?;
+        self.ns.end_of_start(&self.unsettled(inventory), &kept)?;
         self.base.absorb_conflicts();
         self.files.collect_garbage();
         let looked = |server: u16| {
@@ -136,13 +140,14 @@ impl Lifecycle {
         Ok(self.boot.record(&self.ns, &looked)?)
     }
 
-    /// Tiers that this start has not looked at, and those that are `keeping` what nobody knows.
-    fn unsettled(&self, inventory: &Inventory, keeping: Vec<TierId>) -> Vec<TierId> {
+    /// Tiers that this start has not looked at, and those where it has found another.
+    fn unsettled(&self, inventory: &Inventory) -> Vec<TierId> {
+        let tiers = self.buffer.tiers();
         let is_listed = |tier: &TierId| inventory.iter().any(|(listed, _)| listed == tier);
-        let all = self.buffer.tiers().ids().chain([DRAM, OVERFLOW]);
-        let mut unsettled: Vec<_> = all.filter(|tier| !is_listed(tier)).collect();
-        unsettled.extend(keeping);
-        unsettled
+        let is_another = |tier: &TierId| tiers.get(*tier).is_some_and(|slot| slot.is_another);
+        let all = tiers.ids().chain([DRAM, OVERFLOW]);
+        all.filter(|tier| !is_listed(tier) || is_another(tier))
+            .collect()
     }
 
     /// What there is. A data server that does not answer now is out of reach for as long as this
@@ -196,6 +201,7 @@ impl Lifecycle {
             self.base.report(file.path(), error.errno(), reason);
             if !holds(file.tier()) {
                 // It may be the file on the PFS by now; that is no reason to call it lost.
+                claim(file.object, &file.lock().residency, claimed);
                 return Ok(());
             }
         }
@@ -235,10 +241,7 @@ impl Lifecycle {
             }
             return self.recover_missing(file, holds, claimed);
         }
-        claimed.insert((residency.tier, file.object));
-        if let Some((shadow, _)) = residency.shadow {
-            claimed.insert((shadow, file.object));
-        }
+        claim(file.object, &residency, claimed);
         self.take_over(file, residency.tier)?;
         if let Some((shadow, _)) = residency.shadow
             && !self.buffer.tiers().is_out_of_reach(shadow)
@@ -251,8 +254,7 @@ impl Lifecycle {
     /// The node that has it is not there: it stays as it is on record. The start that finds the
     /// node again looks at it.
     fn leave_out_of_reach(&self, file: &Arc<File>, residency: &Residency, claimed: &mut Claimed) {
-        claimed.insert((residency.tier, file.object));
-        claimed.extend(residency.shadow.map(|(tier, _)| (tier, file.object)));
+        claim(file.object, residency, claimed);
         self.buffer
             .enter(file, &self.catalog.rules().identify(&file.path()));
         self.buffer.name_by_xattrs(file);
@@ -515,6 +517,7 @@ impl Lifecycle {
         if self.buffer.tiers().get(residency.tier).is_none() {
             let reason = "its tier is not among those given at start; start with the same dram and ssd to reach it";
             self.base.report(file.path(), Errno::ENODEV, reason.into());
+            claim(file.object, &residency, claimed);
             return Ok(());
         }
         let nothing = file.lock().meta.size == 0 && residency.published.is_none();
