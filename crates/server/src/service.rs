@@ -396,19 +396,18 @@ impl Server {
         _cred: &Cred,
     ) -> Result<(), Failure> {
         let rooms = &self.rooms;
-        rooms.files.stabilise_for_rename(from, to)?;
+        let is_stable = rooms.files.stabilise_for_rename(from, to)?;
+        failpoint::hit(failpoint::Point::RenameStable);
         match mode {
-            RenameMode::Exchange => rooms.files.stabilise_for_rename(to, from)?,
+            RenameMode::Exchange => drop(rooms.files.stabilise_for_rename(to, from)?),
             RenameMode::Replace => rooms.files.keep_for_clients(to),
             RenameMode::NoReplace => {}
         }
         let had = (rooms.files.had(from), rooms.files.had(to));
         let watched = rooms.files.in_place().watch_rename();
         let _renaming = rooms.base.ns().begin_rename(from.parent, &from.name)?;
-        let opens = rooms.buffer.opens();
-        let parts = |stat: &PfsStat| {
-            opens.holds_on_pfs_now(stat.id.ino, stat.id.btime_ns) && rooms.files.may_part(from, to)
-        };
+        let opens = rooms.buffer.opens().on_pfs();
+        let parts = |stat: &PfsStat| is_stable && opens.has(stat.id.ino, stat.id.btime_ns);
         let (old, new) = ((from.parent, &from.name[..]), (to.parent, &to.name[..]));
         let renamed = rooms.base.ns().rename_over(old, new, mode, &parts);
         rooms.base.absorb_conflicts();
@@ -432,8 +431,7 @@ impl Server {
             };
             // Who had it open has closed it meanwhile, perhaps.
             let changes = |older: Published| {
-                rooms.buffer.opens().holds_on_pfs(older.ino, older.btime_ns)
-                    || watched.has_seen(older.ino, older.btime_ns)
+                opens.has(older.ino, older.btime_ns) || watched.has_seen(older.ino, older.btime_ns)
             };
             if older.is_some_and(changes)
                 && let Err(failure) = rooms.files.part_from_older(&file)

@@ -54,6 +54,8 @@ points! {
     /// unlink of an older version that somebody has open, after a rename over it: the PFS has lost
     /// it.
     OlderGone,
+    /// rename: what gets the name survives where it must; nothing is changed.
+    RenameStable,
     /// A file has taken the name of another one, which is still on the PFS.
     RenameNamed,
     /// unlink: the PFS has lost the name.

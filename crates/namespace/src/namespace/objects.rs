@@ -58,9 +58,7 @@ impl Namespace {
     pub fn has_lost_its_record(&self, object: ObjectId, tier: TierId) -> bool {
         // A store that does not answer is no reason to call a file gone.
         let is_nameless = || !matches!(self.store.get(&record::nameless_key(object)), Ok(None));
-        self.store.ids().was_recorded(object, tier)
-            && !self.is_recorded(object)
-            && !is_nameless()
+        self.store.ids().was_recorded(object, tier) && !self.is_recorded(object) && !is_nameless()
     }
 
     /// The object that a record which does not decode is of; `None`: no object depends on it.

@@ -27,8 +27,8 @@ pub(super) fn parting(to: &End, stat: &PfsStat) -> Intent {
 impl Namespace {
     /// Removes what the PFS has under the new name (`stat`) at once. It is one of several links,
     /// and the others would show it until the new file is published; or somebody still changes it;
-    /// or the new file has several links itself. Where the PFS calls the removal an error, the drain replaces what is still
-    /// there.
+    /// or the new file has several links itself. Where the PFS calls the removal an error, the
+    /// drain replaces what is still there.
     pub(super) fn part_links(
         &self,
         file: &File,

@@ -11,6 +11,7 @@ pub(crate) mod evict;
 pub(crate) mod holders;
 pub(crate) mod known;
 pub(crate) mod ledger;
+pub(crate) mod onpfs;
 pub(crate) mod opens;
 pub(crate) mod overflow;
 pub(crate) mod queue;

@@ -11,14 +11,13 @@ use parking_lot::{Condvar, Mutex, MutexGuard, RwLock};
 
 use crate::buffer::blocks::Blocks;
 use crate::buffer::changes::Changes;
+use crate::buffer::onpfs::PfsOpens;
 use crate::buffer::stays::Stays;
 use crate::buffer::target::Target;
 use crate::buffer::unsent::{LostUnopened, Unsent};
 
 /// Locks are spread over so many shards by id.
 pub const SHARDS: usize = 64;
-/// How long somebody who looks at all open files waits for one that is just being moved.
-const MOVE_LIMIT: Duration = Duration::from_secs(2);
 /// Who waits for a claim looks this often whether the PFS has been given up.
 const LOOK_AGAIN: Duration = Duration::from_millis(100);
 
@@ -298,6 +297,7 @@ pub struct OpenTable {
     files: AtomicU64,
     held: Arc<AtomicU64>,
     pfs_given_up: AtomicBool,
+    on_pfs: Arc<PfsOpens>,
     /// See there.
     pub lost: LostUnopened,
 }
@@ -312,6 +312,7 @@ impl OpenTable {
             files: AtomicU64::new(0),
             held: Arc::default(),
             pfs_given_up: AtomicBool::new(false),
+            on_pfs: Arc::default(),
             lost: LostUnopened::default(),
         }
     }
@@ -536,25 +537,9 @@ impl OpenTable {
         self.files.load(Ordering::Relaxed)
     }
 
-    /// Whether somebody has a file of the PFS open there, by inode number and time of birth. Of one
-    /// that is being moved for long nobody knows where it ends: it counts as this one.
-    pub fn holds_on_pfs(&self, ino: u64, btime_ns: u64) -> bool {
-        let mut found = false;
-        self.each(|open| {
-            let target = open.target.try_read_for(MOVE_LIMIT);
-            found |= target.is_none_or(|target| target.is_on_pfs(ino, btime_ns));
-        });
-        found
-    }
-
-    /// The same, without a wait: one that is just being moved does not count.
-    pub fn holds_on_pfs_now(&self, ino: u64, btime_ns: u64) -> bool {
-        let mut found = false;
-        self.each(|open| {
-            let target = open.target.try_read();
-            found |= target.is_some_and(|target| target.is_on_pfs(ino, btime_ns));
-        });
-        found
+    /// Files of the PFS that are open there.
+    pub fn on_pfs(&self) -> &Arc<PfsOpens> {
+        &self.on_pfs
     }
 
     /// Visits all open files.

@@ -6,6 +6,8 @@ use forebay_namespace::{File, PlainNode};
 use forebay_tiers::{FileObject, Object};
 use forebay_types::TierId;
 
+use crate::buffer::onpfs::OpenOnPfs;
+
 /// Where an open file's bytes are.
 #[derive(Clone)]
 pub enum Target {
@@ -28,6 +30,8 @@ pub enum Target {
         writable: bool,
         /// The PFS lets nobody do more than append to it.
         appends_only: bool,
+        /// Renames see that it is open.
+        _open: Arc<OpenOnPfs>,
     },
 }
 
@@ -43,12 +47,6 @@ impl Target {
     /// Whether it is an object in this tier.
     pub fn is_in(&self, which: TierId) -> bool {
         matches!(self, Target::Buffer { tier, .. } if *tier == which)
-    }
-
-    /// Whether it is this file of the PFS, by inode number and time of birth.
-    pub fn is_on_pfs(&self, ino: u64, btime_ns: u64) -> bool {
-        matches!(self, Target::Pfs { node, .. }
-            if (node.id.ino, node.id.btime_ns) == (ino, btime_ns))
     }
 
     /// Whether it holds a descriptor.

@@ -11,6 +11,7 @@ use forebay_tiers::{FileObject, ObjectStat, TierKind};
 use forebay_types::{Attr, Errno};
 
 use crate::base::failure::Failure;
+use crate::buffer::onpfs::PfsOpens;
 use crate::buffer::opens::OpenFile;
 use crate::buffer::target::Target;
 use crate::files::Files;
@@ -124,13 +125,13 @@ impl Files {
                         }
                         Err(failure) if can_stay(failure.errno()) => {
                             failure.told("bring a file in");
-                            break write_in_place(node, file)?;
+                            break write_in_place(self.buffer.opens().on_pfs(), node, file)?;
                         }
                         done => break done?,
                     }
                 }
                 // Nobody can find it any more: it can only be changed where it is.
-                _ => break write_in_place(node, file)?,
+                _ => break write_in_place(self.buffer.opens().on_pfs(), node, file)?,
             }
         };
         open.put(&mut target, next);
@@ -162,7 +163,7 @@ impl Files {
         let stat = self.ns.pfs().stat_file(file.file())?;
         let way = self.way_in(node, &stat, truncates);
         if way == FirstChange::InPlaceOnPfs {
-            return write_in_place(node, file);
+            return write_in_place(self.buffer.opens().on_pfs(), node, file);
         }
         let empty = way == FirstChange::FreshObject;
         let (file, object, tier) =
@@ -232,7 +233,11 @@ pub(super) fn can_stay(errno: Errno) -> bool {
 }
 
 /// The same file of the PFS, open for writing. Its name need not be known.
-fn write_in_place(node: &Arc<PlainNode>, file: &FileObject) -> Result<Target, Failure> {
+fn write_in_place(
+    opens: &Arc<PfsOpens>,
+    node: &Arc<PlainNode>,
+    file: &FileObject,
+) -> Result<Target, Failure> {
     let path = format!("/proc/self/fd/{}", file.file().as_raw_fd());
     let open = |options: &mut std::fs::OpenOptions| options.read(true).open(&path);
     let (writable, appends_only) = match open(std::fs::File::options().write(true)) {
@@ -246,6 +251,7 @@ fn write_in_place(node: &Arc<PlainNode>, file: &FileObject) -> Result<Target, Fa
         file: Arc::new(FileObject::new(writable)),
         writable: true,
         appends_only,
+        _open: opens.open(node.id),
     })
 }
 

@@ -294,7 +294,7 @@ impl Files {
         let content = self.content_of(&open);
         self.guard.watches(&open);
         // Looked at once a rename sees that the file is open.
-        if flags.writes() && self.is_replaced(&open) {
+        if self.is_replaced(&open) {
             drop(claim);
             let released = self.release(handle);
             return both("open", released, Err(Errno::ESTALE.into())).map(|((), never)| never);
@@ -455,6 +455,7 @@ impl Files {
             file: Arc::new(FileObject::new(file)),
             writable: false,
             appends_only: false,
+            _open: self.buffer.opens().on_pfs().open(stat.id),
         };
         if flags.writes() {
             self.buffer.activity().note();

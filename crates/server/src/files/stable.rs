@@ -17,14 +17,15 @@ use crate::files::Files;
 
 impl Files {
     /// Before a rename: flushes the file where a loss of power would show what it replaces, or its
-    /// own older version, under the new name.
-    pub fn stabilise_for_rename(&self, from: &Link, to: &Link) -> Result<(), Failure> {
+    /// own older version, under the new name. Whether a loss of power may find nothing of what the
+    /// file replaces.
+    pub fn stabilise_for_rename(&self, from: &Link, to: &Link) -> Result<bool, Failure> {
         let Some(file) = self.child(from) else {
-            return Ok(());
+            return Ok(false);
         };
         let standing = self.standing(&file);
         if !standing.is_volatile {
-            return Ok(());
+            return Ok(true);
         }
         let replaced = self.child(to).filter(|r| r.object != file.object);
         let level = self.level(from).max(self.level(to));
@@ -32,7 +33,7 @@ impl Files {
         let parts = level != Durability::Memory && self.parts_links(&file, to);
         match is_flushed_before_rename(level, standing, replaced, parts) {
             true => self.flush_for_names(&file, level),
-            false => Ok(()),
+            false => Ok(level == Durability::Memory),
         }
     }
 
@@ -47,7 +48,7 @@ impl Files {
         }
         let level = self.catalog.durability_of_file(&file).max(self.level(to));
         match is_flushed_before_rename(level, standing, None, false) {
-            true => self.flush_for_names(&file, level),
+            true => self.flush_for_names(&file, level).map(drop),
             false => Ok(()),
         }
     }
@@ -56,20 +57,23 @@ impl Files {
     /// at once, and must not be all that a loss of power would have left.
     pub fn part_from_older(&self, file: &Arc<File>) -> Result<(), Failure> {
         let level = self.catalog.durability_of_file(file);
-        if self.standing(file).is_volatile && level > Durability::Memory {
-            self.flush_for_names(file, level)?;
+        let flushes = self.standing(file).is_volatile && level > Durability::Memory;
+        match flushes && !self.flush_for_names(file, level)? {
+            // The drain parts the two; a change until then is kept beside.
+            true => Ok(()),
+            false => Ok(self.ns.part_from_older(file)?),
         }
-        Ok(self.ns.part_from_older(file)?)
     }
 
-    fn flush_for_names(&self, file: &Arc<File>, level: Durability) -> Result<(), Failure> {
+    /// Whether there was a way to flush it.
+    fn flush_for_names(&self, file: &Arc<File>, level: Durability) -> Result<bool, Failure> {
         let (tier, bytes) = {
             let state = file.lock();
             (state.residency.tier, state.meta.allocated_bytes)
         };
         if self.buffer.tiers().is_out_of_reach(tier) {
             // Who names it need not wait for its node.
-            return Ok(());
+            return Ok(false);
         }
         let in_memory = self.buffer.tiers().kind(tier) == TierKind::Dram;
         match can_flush_for_names(
@@ -77,8 +81,8 @@ impl Files {
             in_memory,
             self.flash_for(file, tier, bytes).is_some(),
         ) {
-            true => self.make_stable(file),
-            false => Ok(()),
+            true => self.make_stable(file).map(|()| true),
+            false => Ok(false),
         }
     }
 
@@ -119,20 +123,12 @@ impl Files {
         let Ok(found) = self.ns.lookup_in(&dir, &to.name, false) else {
             return false;
         };
-        let opens = self.buffer.opens();
+        let opens = self.buffer.opens().on_pfs();
         let is_in_use = || match self.ns.node(found.attr.ino) {
-            Ok(Node::Plain(plain)) => opens.holds_on_pfs_now(plain.id.ino, plain.id.btime_ns),
+            Ok(Node::Plain(plain)) => opens.has(plain.id.ino, plain.id.btime_ns),
             _ => false,
         };
         several || found.attr.nlink > 1 || is_in_use()
-    }
-
-    /// Whether what a rename is about to replace may go from the PFS with it, since a loss of power
-    /// would leave the new file.
-    pub fn may_part(&self, from: &Link, to: &Link) -> bool {
-        let is_stable = |file: Arc<File>| !self.standing(&file).is_volatile;
-        self.child(from).is_some_and(is_stable)
-            || self.level(from).max(self.level(to)) == Durability::Memory
     }
 
     fn level(&self, link: &Link) -> Durability {

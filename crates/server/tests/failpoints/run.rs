@@ -136,7 +136,7 @@ fn rename_over_opening(server: &Running, from: Name<'_>, to: Name<'_>) -> Result
     let reader = Arc::new(Mutex::new(None));
     let ino = client.lookup(to.0, to.1, 0)?.ino;
     let (who, opened) = (client.clone(), reader.clone());
-    failpoint::meanwhile(Point::RenameNamed, move || {
+    failpoint::meanwhile(Point::RenameStable, move || {
         let open = who.open(ino, OpenFlags(libc::O_RDONLY as u32), me());
         *opened.lock().expect("held by none") = Some(open.expect("still there").opened.handle);
     });

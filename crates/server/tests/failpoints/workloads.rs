@@ -389,6 +389,7 @@ pub fn workloads(point: Point) -> Vec<Workload> {
             renames_over_opening(),
         ]),
         Point::OlderGone => renames_over_opening(),
+        Point::RenameStable => buffer_renames(),
         Point::RenameNamed => each([
             buffer_renames(),
             renames_over_open(),

@@ -195,7 +195,7 @@ impl Files {
 
     /// Nobody has a file open: if it has no name, either, no fsync will ask what it is owed.
     pub(crate) fn forget_unopened(&self, id: PfsId) {
-        let is_open = || self.buffer.opens().holds_on_pfs(id.ino, id.btime_ns);
+        let is_open = || self.buffer.opens().on_pfs().has(id.ino, id.btime_ns);
         let is_told = || self.losses.of_pfs(id.into()).is_some();
         if self.in_place.owes(id) && !is_told() && !is_open() {
             self.in_place.owes_nothing(id);
