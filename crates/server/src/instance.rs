@@ -154,6 +154,12 @@ impl Instance {
         instance
             .sessions
             .reopen_only(Box::new(move |ino| is_off_the_pfs(&theirs, ino)));
+        let theirs = rooms.clone();
+        let is_written = move |ino| {
+            let open = theirs.buffer.opens().by_ino(ino);
+            open.is_some_and(|open| theirs.files.can_be_written(&open))
+        };
+        instance.sessions.writers_by(Box::new(is_written));
         if !rooms.buffer.tiers().holders().is_empty() {
             let theirs = rooms.clone();
             let is_any_away = move || {

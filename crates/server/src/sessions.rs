@@ -351,7 +351,7 @@ impl Session {
         let opening = self.begin_open(&request);
         let mut reply = common.server.handle(peer, request, payload, into);
         drop(turn);
-        self.end_open(opening, opens.file, &mut reply);
+        self.end_open(opening, opens, &mut reply);
         if let Response::Failed(errno) = &mut reply.response {
             *errno = common.as_told(*errno);
         }
@@ -430,6 +430,7 @@ impl Sessions {
                 hold: OnceLock::new(),
                 is_kept: OnceLock::new(),
                 is_any_away: OnceLock::new(),
+                is_written: OnceLock::new(),
                 locks: LockTable::default(),
                 lives,
                 holding,

@@ -6,6 +6,7 @@ use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use common::{PATIENCE, Running, Scratch, kernels_own, me, settings};
 use forebay_client::{Client, OpenFile, Progress};
@@ -40,6 +41,20 @@ impl Node {
         self.client
             .open(found.ino, RDWR, me())
             .unwrap_or_else(|e| panic!("open: {e:?}"))
+    }
+
+    /// Opens it, and reads a page of it for a mapping.
+    fn map(&self, name: &[u8]) -> OpenFile {
+        let open = self.open(name);
+        let read = Request::Read {
+            handle: open.opened.handle,
+            offset: 0,
+            len: 4096,
+            pages: true,
+        };
+        let read = InMemory::mount(self.session.clone()).call(read, &[], &mut [0; 4096]);
+        read.expect("a page");
+        open
     }
 
     fn append(&self, file: &OpenFile, data: &[u8]) {
@@ -203,6 +218,66 @@ fn who_is_elsewhere_reads_and_writes_by_requests_what_a_kernel_has_in_passthroug
     running.drain();
     let drained = std::fs::read(scratch.pfs().join("a-1")).expect("on the PFS");
     assert_eq!((drained.len(), &drained[..6]), (5009, &b"kernel"[..]));
+}
+
+/// A file that `here` has had in passthrough, and `there` has mapped, is opened again while the
+/// close is on its way. `None` if that was not told in time, on a machine that has much to do.
+fn open_before_a_close_is_told(
+    (here, there): (&Node, &Node),
+    (name, flags): (&[u8], OpenFlags),
+    in_time: Duration,
+) -> Option<OpenMode> {
+    let found = here.client.lookup(Ino::ROOT, name, 0).expect("lookup");
+    let first = here.client.open(found.ino, flags, me()).expect("open");
+    assert_eq!(first.opened.mode, OpenMode::Passthrough);
+    let kernel = flags.writes().then(|| kernels_own(&first));
+    let mapped = there.map(name);
+    if let Some(kernel) = kernel {
+        // What is open goes on as it is, and does not wait for a close.
+        let goes_on = || {
+            let begun = Instant::now();
+            let again = here.open(name);
+            assert_eq!(again.opened.mode, OpenMode::Passthrough);
+            here.client.release(again.opened.handle).expect("close");
+            begun.elapsed() < in_time
+        };
+        assert!((0..5).any(|_| goes_on()));
+        drop(kernel);
+    }
+    let begun = Instant::now();
+    let (opened, told) = std::thread::scope(|scope| {
+        let opener = scope.spawn(|| here.open(name));
+        std::thread::sleep(Duration::from_millis(50));
+        let is_open = opener.is_finished();
+        assert!(!is_open || begun.elapsed() >= in_time, "nobody has waited");
+        here.client.release(first.opened.handle).expect("close");
+        let told = begun.elapsed();
+        (opener.join().expect("no panic").opened, told)
+    });
+    here.client.release(opened.handle).expect("close");
+    there.client.release(mapped.opened.handle).expect("close");
+    (told < in_time).then_some(opened.mode)
+}
+
+#[test]
+fn a_close_that_is_still_to_be_told_gives_no_kernel_a_file_that_others_have_mapped() {
+    if needs_root() {
+        return;
+    }
+    let scratch = Scratch::new();
+    let running = Running::start(&settings(scratch.path(), 64 << 20), true);
+    let nodes = (&Node::new(&running, true), &Node::new(&running, false));
+    let read = OpenFlags(libc::O_RDONLY as u32);
+    for (version, (flags, in_time_ms)) in [(RDWR, 4000), (read, 400)].into_iter().enumerate() {
+        let in_time = Duration::from_millis(in_time_ms);
+        let found = (0..20).find_map(|round| {
+            let name = format!("a-{}", 2 * round + version);
+            running.put(name.as_bytes(), &[1; 5000]);
+            open_before_a_close_is_told(nodes, (name.as_bytes(), flags), in_time)
+        });
+        assert_eq!(found, Some(OpenMode::Plain), "{flags:?}");
+    }
+    running.drain();
 }
 
 #[test]

@@ -54,10 +54,15 @@ pub(super) struct Common {
     pub(super) is_kept: OnceLock<Box<IsKept>>,
     /// Whether a data server is away; where there are such.
     pub(super) is_any_away: OnceLock<Box<AnyAway>>,
+    /// Whether some kernel may write a file by itself.
+    pub(super) is_written: OnceLock<Box<IsWritten>>,
 }
 
 /// Whether a data server is away.
 pub(crate) type AnyAway = dyn Fn() -> bool + Send + Sync;
+
+/// Whether some kernel may write a file by itself just now: that node's kernel was asked.
+pub(crate) type IsWritten = dyn Fn(Ino) -> bool + Send + Sync;
 
 /// Whether a file has lost nothing that was written to it, by its id.
 pub(crate) type IsKept = dyn Fn(Ino) -> bool + Send + Sync;
@@ -95,6 +100,11 @@ impl Sessions {
     /// Takes the way to ask whether a data server is away, where there are such. It is said once.
     pub fn nodes_by(&self, is_any_away: Box<AnyAway>) {
         drop(self.common.is_any_away.set(is_any_away));
+    }
+
+    /// Takes the way to ask whether some kernel may write a file by itself. It is said once.
+    pub fn writers_by(&self, is_written: Box<IsWritten>) {
+        drop(self.common.is_written.set(is_written));
     }
 
     /// Whether clients may still come back: those of before this start, and, of a server that

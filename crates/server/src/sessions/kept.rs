@@ -151,6 +151,17 @@ impl Keepers {
         may
     }
 
+    /// Whether a client's kernel would get a file by itself only because it has the file so, as far
+    /// as is known: the handles by which it does. Another client reads pages of it.
+    pub fn passes_beside_pages(&self, ino: Ino, client: u32) -> Vec<Handle> {
+        self.change(ino, |users| {
+            let mut readers = users.mapped.keys().chain(&users.opening);
+            let by = users.passing.get(&client);
+            let by = by.filter(|_| readers.any(|one| *one != client));
+            by.map_or_else(Vec::new, |handles| handles.iter().copied().collect())
+        })
+    }
+
     /// Whether another client's kernel has a file by itself.
     pub fn passes_elsewhere(&self, ino: Ino, client: u32) -> bool {
         self.change(ino, |users| users.passing.keys().any(|one| *one != client))
@@ -327,7 +338,13 @@ mod tests {
         // The server tells who opens it now that it may not keep pages.
         keepers.opens(F, 1);
         assert!(keepers.may_pass(F, 2, c));
+        let by: HashSet<Handle> = keepers.passes_beside_pages(F, 2).into_iter().collect();
+        assert_eq!(by, HashSet::from([b, c]));
+        assert!(keepers.passes_beside_pages(F, 1).is_empty());
+        keepers.closed(F, 2, c);
+        assert_eq!(keepers.passes_beside_pages(F, 2), [b]);
         keepers.has_opened(F, 1, None);
+        assert!(keepers.passes_beside_pages(F, 2).is_empty());
         keepers.closed(F, 2, b);
         keepers.forget(2);
         assert!(is_empty(&keepers));

@@ -1,12 +1,22 @@
 //! Opens: whose kernel keeps pages of a file, and whose has the file by itself.
 
 use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
 
 use forebay_types::{Errno, Handle, Ino, OpenFlags, limits};
 use forebay_wire::{OpenMode, Opened, Peer, Recall, Reply, Request, Response};
 
 use super::effect::{Effect, Patience};
 use super::{File, Session};
+
+/// A handle by which no kernel has the file open any more is closed by the mount within this time,
+/// also on a node that has much to do. After that the mount is taken for stuck.
+const CLOSE_LATE: Duration = Duration::from_secs(5);
+/// The same of a handle for reading, of which no kernel tells whether it is open: it may be, and
+/// its file is opened for writing so much later.
+const READER_CLOSE_LATE: Duration = Duration::from_millis(500);
+/// Between two looks whether it has come: the first, and the longest.
+const LOOKS: (Duration, Duration) = (Duration::from_millis(1), Duration::from_millis(20));
 
 /// Of a request that opens something.
 #[derive(Clone, Copy, Default)]
@@ -130,10 +140,10 @@ impl Session {
 
     /// After that. The server opens one file for one client after the other: of two that want to
     /// have it each in its way, the later one finds the other.
-    pub(super) fn end_open(&self, opening: Option<Ino>, opens: Option<Ino>, reply: &mut Reply) {
+    pub(super) fn end_open(&self, opening: Option<Ino>, opens: Opens, reply: &mut Reply) {
         let keepers = &self.common.keepers;
         let found = match &mut reply.response {
-            Response::Opened(opened) => opens.map(|ino| (ino, opened)),
+            Response::Opened(opened) => opens.file.map(|ino| (ino, opened)),
             Response::Created(shown, opened, _) => Some((shown.attr.ino, opened)),
             _ => None,
         };
@@ -166,10 +176,46 @@ impl Session {
             reply.response = Response::Failed(Errno::ESTALE);
             return;
         }
-        if mode == OpenMode::Passthrough && !keepers.may_pass(ino, self.node, handle) {
+        if mode != OpenMode::Passthrough {
+            return;
+        }
+        self.await_late_closes(ino, opens.flags.writes());
+        if !keepers.may_pass(ino, self.node, handle) {
             opened.mode = OpenMode::Plain;
             opened.place = None;
             reply.descriptor = None;
+        }
+    }
+
+    /// close(2) returns before the server hears of it. So a kernel that seems to have a file by
+    /// itself beside another one's pages may have closed it, and then it must not get it anew. The
+    /// kernel that has it gets it again without a wait, where it may write: that node tells.
+    fn await_late_closes(&self, ino: Ino, writes: bool) {
+        let begun = Instant::now();
+        let (mut pause, longest) = LOOKS;
+        let is_writer = |handle: &Handle| {
+            let shard = self.shard(handle.0).lock();
+            // One that is not on record yet is just being answered.
+            (shard.files.get(handle)).is_none_or(|file| file.flags.writes())
+        };
+        loop {
+            let handles = self.common.keepers.passes_beside_pages(ino, self.node);
+            let patience = match (handles.iter().any(is_writer), writes) {
+                _ if handles.is_empty() => return,
+                (true, _) => CLOSE_LATE,
+                (false, true) => READER_CLOSE_LATE,
+                // Two that read by themselves harm nobody.
+                (false, false) => return,
+            };
+            let is_written = self.common.is_written.get();
+            if is_written.is_none_or(|is_written| is_written(ino))
+                || self.ended.load(Ordering::Acquire)
+                || begun.elapsed() >= patience
+            {
+                return;
+            }
+            std::thread::sleep(pause);
+            pause = (pause * 2).min(longest);
         }
     }
 }
