@@ -74,9 +74,14 @@ impl Asked {
 
     /// An [`AskError`] as the end of a command.
     pub fn failure(&self, error: AskError) -> Failure {
+        self.failure_to(error, DOING)
+    }
+
+    /// The same of a command that does something else: `doing` completes "not allowed to ...".
+    pub fn failure_to(&self, error: AskError, doing: &str) -> Failure {
         match self {
-            Asked::Here(daemon, _) => daemon.failure(error, DOING),
-            Asked::There(remote) => remote.failure(error, DOING),
+            Asked::Here(daemon, _) => daemon.failure(error, doing),
+            Asked::There(remote) => remote.failure(error, doing),
         }
     }
 

@@ -10,6 +10,7 @@ use forebay_wire::control::{
 };
 use forebay_wire::{FrameError, NOT_SENT, Request, Response, UnixConnection};
 
+use crate::cluster::config::Cluster;
 use crate::exit::{Failure, reason};
 use crate::mounts;
 use crate::show::text;
@@ -65,6 +66,9 @@ impl Daemon {
         let mounted = mounts::read().is_ok_and(|table| !mounts::of_state(&table, state).is_empty());
         if !mounted && matches!(state::holder(state), Ok(None)) {
             return Err(no_state_folder(state));
+        }
+        if let Some(silence) = state::silence(state) {
+            return Err(not_yet(state, &starter, silence));
         }
         Err(Failure::fatal(match mounted {
             true if starter.is_mount() => format!(
@@ -153,10 +157,27 @@ impl Daemon {
                 "{state}: cannot {doing}: the server was started anew meanwhile, or is out of reach; run the command \
                  again, what is done already is passed over"
             ),
+            AskError::Refused(Errno::EOPNOTSUPP) => self.asked_elsewhere(doing),
             AskError::Refused(errno) => format!("{state}: cannot {doing}: {errno}"),
             AskError::Protocol(why) => format!("{state}: {why}"),
         })
         .with(errno)
+    }
+
+    /// A server that holds data, or stands by, knows of nothing else: who does.
+    fn asked_elsewhere(&self, doing: &str) -> String {
+        let bits = self.status().ok();
+        let bits = bits.filter(|bits| bits.data_server.is_some() || bits.standby.is_some());
+        let who = bits.map_or_else(|| "this server".into(), |bits| name_of(&bits));
+        let config = Starter::of(&self.state).cluster();
+        let cluster = config.as_ref().and_then(|file| Cluster::load(file).ok());
+        elsewhere(
+            &self.state,
+            &who,
+            doing,
+            config.as_deref(),
+            cluster.as_ref(),
+        )
     }
 
     fn odd(&self) -> Failure {
@@ -254,11 +275,61 @@ impl Daemon {
     }
 }
 
+fn elsewhere(
+    state: &Path,
+    who: &str,
+    doing: &str,
+    config: Option<&Path>,
+    cluster: Option<&Cluster>,
+) -> String {
+    let servers = cluster
+        .iter()
+        .flat_map(|cluster| cluster.metadata_servers());
+    let places: Vec<String> = servers
+        .map(|server| format!("{} on {}", server.state.display(), server.host))
+        .collect();
+    let there = match places.is_empty() {
+        true => "its state folder on its node".into(),
+        false => places.join(", or "),
+    };
+    let config = config.map_or_else(|| "FILE".into(), |file| file.display().to_string());
+    format!(
+        "{}: {who} cannot {doing}: ask the metadata server that leads, with --state ({there}), or from here with \
+         --config {config} where the command takes that",
+        state.display()
+    )
+}
+
 /// The error for a folder on which no burst buffer was ever started.
 pub fn no_state_folder(folder: &Path) -> Failure {
     Failure::fatal(format!(
         "{}: not a state folder of forebay; {STATE_TAKES}",
         folder.display()
+    ))
+    .with(Errno::ENOTCONN)
+}
+
+/// The error where the process is there, and does not answer yet, or any more.
+fn not_yet(
+    state: &Path,
+    starter: &Starter,
+    (silence, pid): (state::Silence, Option<u32>),
+) -> Failure {
+    let what = match starter {
+        Starter::Up => "its burst buffer",
+        Starter::Server(_) => "its server",
+        Starter::Mount(_) => "its mount",
+    };
+    let process = pid.map_or_else(String::new, |pid| format!(" (process {pid})"));
+    let does = match silence {
+        state::Silence::Starts => "is starting, and does not answer yet",
+        state::Silence::StopsOrStartsAnew => {
+            "is stopping, or is starting anew, and does not answer now"
+        }
+    };
+    Failure::fatal(format!(
+        "{}: {what}{process} {does}; try again in a moment",
+        state.display()
     ))
     .with(Errno::ENOTCONN)
 }
@@ -313,6 +384,20 @@ pub fn failure_line(mount: &Path, failure: &PathFailure) -> String {
     }
 }
 
+/// What messages call it: a server shows nothing itself.
+pub fn name_of(bits: &StatusBits) -> String {
+    if let Some(data) = &bits.data_server {
+        return format!("data server {} of {}", data.server, data.cluster);
+    }
+    if let Some(standby) = &bits.standby {
+        return format!("metadata server {} of {}", standby.server, standby.cluster);
+    }
+    match bits.mount == bits.pfs {
+        true => format!("server of {}", text::show_path(&bits.pfs)),
+        false => text::show_path(&bits.mount),
+    }
+}
+
 /// `3 files (1.5 GiB)`.
 pub fn files_and_bytes(files: u64, bytes: u64) -> String {
     format!("{} ({})", text::files(files), format_size(bytes))
@@ -332,6 +417,62 @@ mod tests {
         said("not a state folder of forebay");
         std::fs::write(folder.path().join(state::LOCK), "").expect("lock");
         said("no burst buffer is running on this state folder");
+    }
+
+    #[test]
+    fn who_starts_or_stops_is_not_called_away() {
+        let folder = tempfile::tempdir().expect("tempdir");
+        let said = || {
+            let failure = Daemon::connect(folder.path()).err().expect("nobody there");
+            assert_eq!(failure.exit, crate::exit::Exit::Fatal);
+            failure.message
+        };
+        let lock = state::Lock::take(folder.path()).expect("lock");
+        let me = format!("(process {})", std::process::id());
+        let line = said();
+        assert!(
+            line.contains("is starting, and") && line.contains(&me),
+            "{line}"
+        );
+        // Of an earlier start, which was killed.
+        state::write(folder.path(), state::PID, "1\n").expect("noted");
+        assert!(said().contains("is starting, and"));
+        crate::up::run::say_who_serves(folder.path()).expect("noted");
+        let line = said();
+        assert!(line.contains("is stopping, or is starting anew"), "{line}");
+        drop(lock);
+        std::fs::remove_file(folder.path().join(state::PID)).expect("gone");
+        assert!(said().contains("no burst buffer is running"));
+    }
+
+    #[test]
+    fn who_cannot_answer_says_who_can() {
+        let text = "[cluster]\nname = \"bb0\"\npfs = \"/scratch\"\nkey = \"/k\"\n\
+                    [[server]]\nid = 1\nroles = [\"metadata\"]\naddresses = [\"10.0.0.1:7070\"]\nhost = \"n1\"\nstate = \"/s1\"\n\
+                    [[server]]\nid = 2\nroles = [\"data\"]\naddresses = [\"10.0.0.2:7070\"]\nstate = \"/s2\"\nssd = [\"/nvme:1TiB\"]\n";
+        let folder = tempfile::tempdir().expect("tempdir");
+        let file = folder.path().join("c.toml");
+        std::fs::write(&file, text).expect("write");
+        let cluster = Cluster::load(&file).expect("valid");
+        let state = Path::new("/s2");
+        let line = elsewhere(
+            state,
+            "data server 2 of bb0",
+            "check it",
+            Some(&file),
+            Some(&cluster),
+        );
+        assert!(
+            line.starts_with("/s2: data server 2 of bb0 cannot check it: ask"),
+            "{line}"
+        );
+        assert!(line.contains("--state (/s1 on n1)"), "{line}");
+        assert!(
+            line.contains(&format!("--config {}", file.display())),
+            "{line}"
+        );
+        let line = elsewhere(state, "this server", "check it", None, None);
+        assert!(line.contains("--config FILE"), "{line}");
     }
 
     #[test]

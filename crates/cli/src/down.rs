@@ -51,7 +51,9 @@ const NAMING_LIMIT: Duration = Duration::from_secs(10);
         "directories; the next start with the same state folder goes on with it. Data in memory does\n",
         "not survive a restart of the machine.\n\n",
         "The state folder of a cluster's server is the `state` in cluster.toml: `down` stops the server,\n",
-        "and the mounts of all nodes wait until it is started again. A mount alone ends by `umount DIR`.\n\n",
+        "and the mounts of all nodes wait until it is started again. Where a further metadata server stands\n",
+        "by, that takes over, also after --drain: `forebay cluster stop` ends all. A mount alone ends by\n",
+        "`umount DIR`.\n\n",
         "With --drain and --timeout: if the time is too short, what is left is named, and the burst\n",
         "buffer goes on running. Without --timeout a drain that fails and moves nothing for two\n",
         "minutes is reported (exit 3), and goes on being tried.\n\n",
@@ -118,7 +120,10 @@ pub fn run(args: &DownArgs) -> Result<Exit, Failure> {
         }
         return end_plain(args, &state, &daemon, (what, &name), "stopped");
     }
-    if let Some(line) = who_is_cut_off(&before, args.drain) {
+    let others = starter
+        .id()
+        .map_or_else(Vec::new, |id| standbys(&before, id));
+    if let Some(line) = who_is_cut_off(&before, args.drain, &others) {
         out::complain(&line);
     }
     let timeout_ms = args.timeout.map_or(0, |t| {
@@ -145,24 +150,42 @@ pub fn run(args: &DownArgs) -> Result<Exit, Failure> {
     })
 }
 
-/// Whom the stop will keep from their files, for the person who orders it.
-fn who_is_cut_off(bits: &StatusBits, drain: bool) -> Option<String> {
+/// Ids of the metadata servers that take over from server `id`, where they run.
+fn standbys(bits: &StatusBits, id: u16) -> Vec<u16> {
+    let others = bits.nodes.iter();
+    let others = others.filter(|node| node.metadata && node.server != id);
+    others.map(|node| node.server).collect()
+}
+
+/// Whom the stop will keep from their files, and who takes over, for the person who orders it.
+fn who_is_cut_off(bits: &StatusBits, drain: bool, standbys: &[u16]) -> Option<String> {
     let (name, open) = (name_of(bits), files(bits.open_files));
     let clients = bits.network.as_ref().map_or(0, |net| net.clients_total);
+    if !standbys.is_empty() {
+        let ids: Vec<String> = standbys.iter().map(u16::to_string).collect();
+        let (ids, clients) = (ids.join(" or "), counted(clients));
+        return Some(format!(
+            "{name}: server {ids} stands by and takes over, where it runs; {clients} connected, {open} open: their programs \
+             wait for some seconds, and go on there. To stop all: `forebay cluster stop`"
+        ));
+    }
     match bits.network {
         Some(_) if clients > 0 => Some(format!(
-            "{name}: {clients} {} connected, {open} open; their programs wait until the server is started again (on \
+            "{name}: {} connected, {open} open; their programs wait until the server is started again (on \
              a soft mount they get errors)",
-            if clients == 1 {
-                "client is"
-            } else {
-                "clients are"
-            }
+            counted(clients)
         )),
         None if bits.open_files > 0 && !drain => Some(format!(
             "{name}: {open} open; programs that use them will get errors"
         )),
         _ => None,
+    }
+}
+
+fn counted(clients: u64) -> String {
+    match clients {
+        1 => "1 client is".into(),
+        many => format!("{many} clients are"),
     }
 }
 
@@ -557,7 +580,7 @@ fn undrained_paths(daemon: &Daemon) -> Vec<Vec<u8>> {
 #[cfg(test)]
 mod tests {
     use forebay_types::Errno;
-    use forebay_wire::control::{ConflictEntry, PathFailure};
+    use forebay_wire::control::{ConflictEntry, NodeStatus, PathFailure};
 
     use super::*;
 
@@ -697,7 +720,7 @@ mod tests {
             open_files: 2,
             ..dirty(0)
         };
-        let said = |bits: &StatusBits, drain| who_is_cut_off(bits, drain).unwrap_or_default();
+        let said = |bits: &StatusBits, drain| who_is_cut_off(bits, drain, &[]).unwrap_or_default();
         assert_eq!(
             said(&bits, false),
             "/bb: 2 files open; programs that use them will get errors"
@@ -713,6 +736,19 @@ mod tests {
                 "server of /scratch: 3 clients are connected, 2 files open; their programs wait";
             assert!(line.starts_with(begin), "{line}");
         }
+        let node = |server, metadata| NodeStatus {
+            server,
+            metadata,
+            data: !metadata,
+            ..NodeStatus::default()
+        };
+        bits.nodes = vec![node(1, true), node(2, true), node(3, false)];
+        let others = standbys(&bits, 1);
+        assert_eq!(others, [2]);
+        let line = who_is_cut_off(&bits, false, &others).expect("a line");
+        assert!(line.contains("server 2 stands by and takes over"), "{line}");
+        bits.nodes.clear();
+        assert!(standbys(&bits, 1).is_empty());
         let server = Starter::Server("forebay server --config /c --id 1".into());
         let plain = args(false, None);
         let left = StopSummary {

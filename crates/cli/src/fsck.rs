@@ -1,5 +1,6 @@
 //! `forebay fsck`: compares records, objects and PFS, and repairs.
 
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 use std::path::{Path, PathBuf};
 
 use clap::Args;
@@ -31,6 +32,9 @@ use crate::{out, up, usage};
         "\"kind\", \"problem\", \"action\", \"repaired\"}], \"not_looked_at\": [tiers]}.\n\n",
         "Tiers of data servers are looked at while the metadata server runs, and by\n",
         "`forebay fsck --state` on their own node while it does not.\n\n",
+        "--lost-tier server-N asks the data server first: one that answers is not given up. Each address that\n",
+        "does not answer is named, and from where it was asked. From a node or a network namespace that has\n",
+        "not the metadata server's own address, or from which no network leads there, it is refused.\n\n",
         "Examples:\n  forebay fsck --state /var/lib/forebay\n",
         "  forebay fsck --state /var/lib/forebay --dry-run --checksums --json\n\n",
         "Exit codes: 0 nothing wrong, or all repaired; 1 fatal; 3 something remains to be repaired\n",
@@ -145,7 +149,80 @@ fn offline(state: &Path, args: &FsckArgs) -> Result<FsckReport, Failure> {
     up::run::fsck_offline(state, &orders)
 }
 
-/// A data server that answers is not gone, whatever was typed.
+/// An address at which nobody has answered.
+struct Unanswered {
+    address: SocketAddr,
+    error: ConnectError,
+}
+
+impl Unanswered {
+    /// No network leads there: nobody was asked.
+    fn is_out_of_network(&self) -> bool {
+        let errno = match &self.error {
+            ConnectError::Unreachable { error, .. } => error.raw_os_error(),
+            _ => None,
+        };
+        errno == Some(libc::ENETUNREACH)
+    }
+
+    /// What was tried, from where, and what came of it.
+    fn line(&self) -> String {
+        let from = way_to(self.address).map_or_else(
+            || "no address of this node".to_string(),
+            |ip| ip.to_string(),
+        );
+        let why = match &self.error {
+            ConnectError::Unreachable { error, .. } => crate::exit::reason(error),
+            other => other.to_string(),
+        };
+        format!(
+            "{} does not answer: {why} (asked from {from})",
+            self.address
+        )
+    }
+}
+
+/// The address of this node from which another one is asked.
+fn way_to(address: SocketAddr) -> Option<IpAddr> {
+    let any: IpAddr = match address {
+        SocketAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
+        SocketAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
+    };
+    // Nothing is sent.
+    let socket = UdpSocket::bind((any, 0)).ok()?;
+    socket.connect(address).ok()?;
+    Some(socket.local_addr().ok()?.ip())
+}
+
+/// Whether an address is one of this node, in this network namespace.
+fn is_here(address: &SocketAddr) -> bool {
+    UdpSocket::bind((address.ip(), 0)).is_ok()
+}
+
+/// Whoever asks from a place where nobody could answer learns nothing.
+fn refuse_elsewhere(own: &[SocketAddr], silent: &[Unanswered]) -> Result<(), String> {
+    let all = |addresses: &mut dyn Iterator<Item = &SocketAddr>| {
+        let all: Vec<String> = addresses.map(SocketAddr::to_string).collect();
+        all.join(", ")
+    };
+    if !own.is_empty() && !own.iter().any(is_here) {
+        return Err(format!(
+            "this server's own address ({}) is not on this node, or not in this network namespace; run it where the \
+             server runs (and if its address has changed, change cluster.toml first)",
+            all(&mut own.iter())
+        ));
+    }
+    if !silent.is_empty() && silent.iter().all(Unanswered::is_out_of_network) {
+        return Err(format!(
+            "no network leads from here to {}; run it where the servers reach each other",
+            all(&mut silent.iter().map(|one| &one.address))
+        ));
+    }
+    Ok(())
+}
+
+/// A data server that answers is not gone, whatever was typed. Who does not answer is named, and
+/// from where it was asked.
 fn refuse_living(state: &Path, lost: &str) -> Result<(), Failure> {
     let name = lost.split(':').next().unwrap_or_default();
     let id = name.strip_prefix("server-").and_then(|id| id.parse().ok());
@@ -158,6 +235,7 @@ fn refuse_living(state: &Path, lost: &str) -> Result<(), Failure> {
         return Ok(());
     };
     let key = Key::read(&cluster.key).map_err(|error| Failure::fatal(error.to_string()))?;
+    let mut silent = Vec::new();
     for address in &server.addresses {
         let way = NetConfig {
             addresses: vec![*address],
@@ -165,13 +243,29 @@ fn refuse_living(state: &Path, lost: &str) -> Result<(), Failure> {
         };
         let what = match NetConnection::connect(way) {
             // Nobody is there, or somebody else.
-            Err(ConnectError::Unreachable { .. } | ConnectError::NotForebay { .. }) => continue,
+            Err(error @ (ConnectError::Unreachable { .. } | ConnectError::NotForebay { .. })) => {
+                let address = *address;
+                silent.push(Unanswered { address, error });
+                continue;
+            }
             Err(ConnectError::Silent { .. }) => "takes connections, and hangs",
             Ok(_) | Err(_) => "answers, and is not gone",
         };
         return Err(Failure::fatal(format!(
             "--lost-tier {lost}: {name} {what}; stop it first if what it has is to be given up"
         )));
+    }
+    let own = Starter::of(state)
+        .id()
+        .and_then(|id| cluster.server(id).ok());
+    let own = own.map_or(&[][..], |own| &own.addresses);
+    refuse_elsewhere(own, &silent).map_err(|why| {
+        Failure::fatal(format!(
+            "--lost-tier {lost}: whether {name} is gone cannot be told from here: {why}"
+        ))
+    })?;
+    for one in &silent {
+        out::complain(&format!("{name} is taken for gone: {}", one.line()));
     }
     Ok(())
 }
@@ -346,6 +440,40 @@ mod tests {
         for (line, start) in lines.iter().zip(starts) {
             assert!(line.starts_with(start), "{text}");
         }
+    }
+
+    #[test]
+    fn who_asks_from_another_network_learns_nothing() {
+        let address = |text: &str| text.parse::<SocketAddr>().expect("address");
+        let silent = |text: &str, errno| Unanswered {
+            address: address(text),
+            error: ConnectError::Unreachable {
+                server: text.into(),
+                error: std::io::Error::from_raw_os_error(errno),
+            },
+        };
+        let here = [address("127.0.0.1:7070")];
+        // For documentation: no node has it.
+        let elsewhere = [address("192.0.2.7:7070")];
+        let refused = [silent("127.0.0.1:9", libc::ECONNREFUSED)];
+        assert_eq!(refuse_elsewhere(&here, &refused), Ok(()));
+        assert_eq!(refuse_elsewhere(&[], &refused), Ok(()));
+        let why = refuse_elsewhere(&elsewhere, &refused).expect_err("not here");
+        assert!(why.contains("192.0.2.7:7070"), "{why}");
+        let both = [elsewhere[0], here[0]];
+        assert_eq!(refuse_elsewhere(&both, &refused), Ok(()));
+        let away = || silent("192.0.2.9:7070", libc::ENETUNREACH);
+        let why = refuse_elsewhere(&here, &[away()]).expect_err("no way");
+        assert!(
+            why.contains("no network leads from here to 192.0.2.9:7070"),
+            "{why}"
+        );
+        let one_way = [away(), silent("192.0.2.8:7070", libc::EHOSTUNREACH)];
+        assert_eq!(refuse_elsewhere(&here, &one_way), Ok(()), "one was asked");
+        assert_eq!(
+            refused[0].line(),
+            "127.0.0.1:9 does not answer: Connection refused (asked from 127.0.0.1)"
+        );
     }
 
     #[test]

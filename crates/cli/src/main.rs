@@ -14,6 +14,7 @@
 
 mod abort;
 mod asked;
+mod awaited;
 mod bench;
 mod calibrate;
 mod cluster;

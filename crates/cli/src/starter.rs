@@ -50,6 +50,15 @@ impl Starter {
         Some(PathBuf::from(config))
     }
 
+    /// The id of the cluster's server that has the folder.
+    pub fn id(&self) -> Option<u16> {
+        let Starter::Server(command) = self else {
+            return None;
+        };
+        let (_, rest) = command.rsplit_once(" --id ")?;
+        rest.split_whitespace().next()?.parse().ok()
+    }
+
     /// Whether it is a cluster's server.
     pub fn is_server(&self) -> bool {
         matches!(self, Starter::Server(_))
@@ -115,6 +124,7 @@ mod tests {
         note(folder.path(), Some("forebay server --config /c --id 1")).expect("noted");
         assert!(of().is_server());
         assert_eq!(of().to_string(), "`forebay server --config /c --id 1`");
+        assert_eq!(of().id(), Some(1));
         note(folder.path(), None).expect("taken away");
         note(folder.path(), None).expect("nothing to take away");
         assert_eq!(of(), Starter::Up);

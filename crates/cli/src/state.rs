@@ -26,6 +26,8 @@ pub const CLUSTER: &str = "forebay.cluster";
 /// The socket of mounts on the server's own node.
 pub const MOUNTS: &str = "mounts.sock";
 
+/// How long a process that starts itself anew is without its lock, at most.
+const ANEW_LIMIT: Duration = Duration::from_secs(1);
 /// How long a dying process may take to let go of its lock.
 const DYING_LIMIT: Duration = Duration::from_secs(10);
 /// Longest path that fits in a socket address, bytes (`sun_path` less the NUL).
@@ -165,6 +167,41 @@ pub fn exchangeable(path: &Path) -> io::Result<Option<PathBuf>> {
         }
     }
     Ok(None)
+}
+
+/// What the process that holds a state folder does, where it does not answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Silence {
+    /// It starts: it has never answered.
+    Starts,
+    /// It has answered before: it stops, or starts itself anew.
+    StopsOrStartsAnew,
+}
+
+/// Why nobody answers though a process holds the folder, and its process id; `None`: nobody does.
+/// A process that has started itself anew has not got its lock yet, for a moment.
+pub fn silence(state: &Path) -> Option<(Silence, Option<u32>)> {
+    let served = open(state, PID, OFlags::RDONLY, 0);
+    let served = served.ok().and_then(|mut file| read_pid(&mut file));
+    let begun = Instant::now();
+    loop {
+        match holder(state) {
+            Ok(Some(Holder::Process(pid))) => {
+                let has_answered = pid.is_some() && pid == served;
+                let silence = match has_answered {
+                    true => Silence::StopsOrStartsAnew,
+                    false => Silence::Starts,
+                };
+                return Some((silence, pid));
+            }
+            Ok(Some(Holder::Nobody))
+                if served.is_some_and(is_alive) && begun.elapsed() < ANEW_LIMIT =>
+            {
+                std::thread::sleep(Duration::from_millis(20));
+            }
+            _ => return None,
+        }
+    }
 }
 
 fn read_pid(file: &mut File) -> Option<u32> {

@@ -31,7 +31,8 @@ const LEAVE: &str = "\x1b[?25h\x1b[?1049l";
 #[command(
     after_help = usage::EXIT_CODES,
     after_long_help = concat!(
-        "Where standard output is no terminal, one page is printed below the other.\n\n",
+        "Where standard output is no terminal, one page is printed below the other. On a narrow terminal columns that\n",
+        "say less are left out; `forebay status` has all.\n\n",
         "Examples:\n  forebay top\n  forebay top --state /var/lib/forebay --count 3\n",
         "  forebay top --config /etc/forebay/cluster.toml\n\n",
         "Exit codes: 0 ended by q, Ctrl-C or --count; 1 nothing runs there, or it stopped."
@@ -72,7 +73,8 @@ fn pages(
 ) -> Result<(), AskError> {
     for page in 1..=count {
         let next = Instant::now() + EVERY;
-        screen.show(&status::render(&asked.status()?));
+        let bits = asked.status()?;
+        screen.show(|room| status::render_within(&bits, room));
         if page < count && screen.wait(next, signals) {
             break;
         }
@@ -102,7 +104,8 @@ impl Screen {
         Screen { before, pages: 0 }
     }
 
-    fn show(&mut self, page: &str) {
+    /// Shows a page, made for so many columns where they are known.
+    fn show(&mut self, page: impl Fn(Option<usize>) -> String) {
         self.pages += 1;
         match self.before {
             Some(_) => {
@@ -111,10 +114,10 @@ impl Screen {
                     .ok()
                     .filter(|s| s.ws_row > 0 && s.ws_col > 0);
                 let (rows, columns) = size.map_or((24, 80), |s| (s.ws_row.into(), s.ws_col.into()));
-                out::print(&frame(page, rows, columns));
+                out::print(&frame(&page(Some(columns)), rows, columns));
             }
-            None if self.pages > 1 => out::print(&format!("\n{page}")),
-            None => out::print(page),
+            None if self.pages > 1 => out::print(&format!("\n{}", page(None))),
+            None => out::print(&page(None)),
         }
     }
 

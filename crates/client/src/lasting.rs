@@ -19,8 +19,12 @@ use parking_lot::{Condvar, Mutex};
 
 use crate::had::{Asks, Had};
 
-/// Pauses between tries to begin anew: the first, and the longest.
+/// Pauses between tries to begin anew: the shortest, and the longest.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(5));
+
+/// The pause is one part in so many of the time without a session: others may wait for this client
+/// to come back, and who comes back late makes all of them wait.
+const PART_OF_TIME: u32 = 8;
 
 /// Between two times that a request is asked which waits for others to come back.
 const UNSETTLED_PAUSE: Duration = Duration::from_millis(20);
@@ -370,7 +374,7 @@ fn give_back(session: &dyn Connection, reply: &Reply) {
 
 /// Begins sessions, one after the other, until there is one.
 fn redial(shared: &Weak<Shared>) {
-    let (mut pause, longest) = PAUSES;
+    let since = Instant::now();
     while let Some(shared) = shared.upgrade() {
         if shared.state.lock().closed {
             return;
@@ -389,9 +393,14 @@ fn redial(shared: &Weak<Shared>) {
             tracing::debug!("no session: {why}");
         }
         drop(shared);
-        std::thread::sleep(pause);
-        pause = (pause * 2).min(longest);
+        std::thread::sleep(pause_between_tries(since.elapsed()));
     }
+}
+
+/// How long to wait before the next try, after so long without a session.
+fn pause_between_tries(away: Duration) -> Duration {
+    let (shortest, longest) = PAUSES;
+    (away / PART_OF_TIME).clamp(shortest, longest)
 }
 
 /// Lets go of a session on a thread of its own.
@@ -682,6 +691,23 @@ mod tests {
             self.1.send(lost).expect("the test listens");
             Ok(session)
         }
+    }
+
+    #[test]
+    fn who_waits_for_a_leader_comes_back_soon_after_it() {
+        let (mut away, mut tries) = (Duration::ZERO, Vec::new());
+        while away < Duration::from_secs(600) {
+            away += pause_between_tries(away);
+            tries.push(away);
+        }
+        for taken_over in [1, 2, 3, 5, 8].map(Duration::from_secs) {
+            let next = tries.iter().find(|at| **at >= taken_over).expect("a try");
+            let late = *next - taken_over;
+            assert!(late <= taken_over / 7, "{late:?} after {taken_over:?}");
+        }
+        // Who waits for long asks seldom.
+        assert!(tries.len() < 200, "{}", tries.len());
+        assert_eq!(pause_between_tries(Duration::from_secs(600)), PAUSES.1);
     }
 
     #[test]

@@ -106,10 +106,10 @@ impl Rooms {
         let held = self.buffer.emptying().held(status.server);
         status.emptying = Some(EmptyingStatus {
             files,
-            open_files: held.files.min(files),
-            open: match files {
+            open_files: held.open_files.min(files),
+            awaited: match files {
                 0 => Vec::new(),
-                _ => held.paths,
+                _ => held.awaited,
             },
         });
     }

@@ -37,11 +37,7 @@ impl Rooms {
     fn status_with(&self, named: bool) -> StatusBits {
         let bytes = |path: &std::path::Path| path.as_os_str().as_bytes().to_vec();
         let undrained = self.buffer.undrained();
-        let own = self.buffer.tiers().iter().filter(|(id, _)| *id != OVERFLOW);
-        let mut tiers: Vec<TierStatus> = own
-            .map(|(id, slot)| self.tier_status(slot.tier.name(), id, slot.capacity_bytes))
-            .collect();
-        tiers.push(self.pfs_status());
+        let tiers = self.all_tiers();
         let dirty_bytes = tiers.iter().map(|t| t.dirty_bytes).sum();
         let load = |counter: &std::sync::atomic::AtomicU64| counter.load(Ordering::Relaxed);
         let (dwsf_bytes, dwpp_bytes) = self.plan.learning().figures();
@@ -104,8 +100,15 @@ impl Rooms {
             applications_total,
             network: self.network_for(named),
             nodes: self.node_status(),
+            second_copies: self.lifecycle.second_copies(),
             ..StatusBits::default()
         }
+    }
+
+    fn all_tiers(&self) -> Vec<TierStatus> {
+        let own = self.buffer.tiers().iter().filter(|(id, _)| *id != OVERFLOW);
+        let own = own.map(|(id, slot)| self.tier_status(slot.tier.name(), id, slot.capacity_bytes));
+        own.chain([self.pfs_status()]).collect()
     }
 
     fn pfs_silent_ms(&self) -> Option<u64> {
@@ -134,7 +137,7 @@ impl Rooms {
             bits.errors.clear();
             bits.holding.clear();
             let emptying = bits.nodes.iter_mut().filter_map(|n| n.emptying.as_mut());
-            emptying.for_each(|emptying| emptying.open.clear());
+            emptying.for_each(|emptying| emptying.awaited.clear());
             bits.conflicts.clear();
             bits.unpublished.clear();
             bits.applications.clear();

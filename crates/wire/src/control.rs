@@ -9,7 +9,7 @@ mod fsck;
 mod nodes;
 
 pub use fsck::{CLEAN_COPY_GONE, CONTENT_LOST, FSYNCED_LEFT, Finding, FsckReport};
-pub use nodes::{EmptyingStatus, NodeStatus};
+pub use nodes::{Awaited, AwaitedFile, EmptyingStatus, NodeStatus, SecondCopiesStatus};
 
 /// An explicit movement of files.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -560,6 +560,8 @@ pub struct StatusBits {
     pub network: Option<Box<NetworkStatus>>,
     /// The servers of the cluster; empty without one.
     pub nodes: Vec<NodeStatus>,
+    /// Second copies; `None` where none are promised.
+    pub second_copies: Option<SecondCopiesStatus>,
     /// It is a data server: it knows of its tiers, and of nothing else here.
     pub data_server: Option<Box<DataServerStatus>>,
     /// It stands by: it knows who leads, and of nothing else here.

@@ -70,7 +70,7 @@ fn why(refused: Vec<ConnectError>) -> String {
     }
     let all: Vec<String> = refused.iter().map(ToString::to_string).collect();
     format!(
-        "no metadata server leads: {}; is `forebay server` running there?",
+        "no metadata server leads: {}; is `forebay server` running there? One that is only starting answers later",
         all.join("; ")
     )
 }
@@ -79,7 +79,7 @@ fn why(refused: Vec<ConnectError>) -> String {
 fn todo(error: &ConnectError) -> &'static str {
     match error {
         ConnectError::Unreachable { .. } | ConnectError::Silent { .. } => {
-            "; is `forebay server` running there?"
+            "; is `forebay server` running there? One that is only starting answers later"
         }
         _ => "",
     }

@@ -3,14 +3,16 @@
 use std::time::{Duration, Instant};
 
 use forebay_types::Errno;
-use forebay_wire::control::{Control, ControlResponse, EmptyingStatus, NodeStatus, StatusBits};
+use forebay_wire::control::{
+    Awaited, AwaitedFile, Control, ControlResponse, EmptyingStatus, NodeStatus, StatusBits,
+};
 use serde_json::json;
 
 use super::args::{DrainNodeArgs, UseNodeArgs};
 use crate::asked::Asked;
+use crate::awaited::{awaited_json, awaited_line};
 use crate::control::{AskError, files_and_bytes};
 use crate::exit::{Exit, Explain, Failure};
-use crate::mounts::shown;
 use crate::out;
 use crate::show::json;
 use crate::show::progress::{Amount, Progress};
@@ -130,7 +132,7 @@ fn order(asked: &Asked, node: u16, empty: bool) -> Result<StatusBits, Failure> {
         Err(AskError::Refused(Errno::EPERM)) => refused(
             "not allowed; root may, and with squash_root on the metadata server's node alone: give --state there",
         ),
-        Err(error) => Err(asked.failure(error)),
+        Err(error) => Err(asked.failure_to(error, "empty nodes")),
     }
 }
 
@@ -139,13 +141,16 @@ fn node_of(bits: &StatusBits, id: u16) -> Result<&NodeStatus, Failure> {
     found.ok_or_else(|| Failure::fatal(format!("node {id}: it is not in the cluster any more")))
 }
 
+/// Files that are named while the command waits.
+const SAID_MAX: usize = 10;
+
 /// What the user has been shown.
 #[derive(Default)]
 struct View {
     /// What has left so far, and what was there at the last look. Programs write meanwhile.
     gone_bytes: u64,
     last_bytes: u64,
-    said_open: Vec<Vec<u8>>,
+    said: Vec<AwaitedFile>,
     said_away: bool,
     said_failing: bool,
 }
@@ -160,14 +165,8 @@ impl View {
     ) {
         self.gone_bytes += self.last_bytes.saturating_sub(node.used_bytes);
         self.last_bytes = node.used_bytes;
-        for path in &left.open {
-            if !self.said_open.contains(path) && self.said_open.len() < 10 {
-                progress.say(&format!(
-                    "{}: is open, and could not move; it leaves the node after its close, if not before",
-                    shown(mount_of(bits), path)
-                ));
-                self.said_open.push(path.clone());
-            }
+        for file in self.new_awaited(left) {
+            progress.say(&awaited_line(mount_of(bits), &file));
         }
         if !node.answers && !std::mem::replace(&mut self.said_away, true) {
             progress.say("the node does not answer: what is not drained there waits for it");
@@ -188,6 +187,23 @@ impl View {
     }
 }
 
+impl View {
+    /// Files that are waited for, and were not named yet; not more than people read.
+    fn new_awaited(&mut self, left: &EmptyingStatus) -> Vec<AwaitedFile> {
+        let new = |file: &&AwaitedFile| !self.said.contains(file);
+        let room = SAID_MAX.saturating_sub(self.said.len());
+        let new: Vec<_> = left
+            .awaited
+            .iter()
+            .filter(new)
+            .take(room)
+            .cloned()
+            .collect();
+        self.said.extend(new.iter().cloned());
+        new
+    }
+}
+
 fn tell_end(args: &DrainNodeArgs, bits: &StatusBits, exit: Exit) -> Result<(), Failure> {
     let node = node_of(bits, args.node)?;
     let left = node.emptying.clone().unwrap_or_default();
@@ -203,7 +219,8 @@ fn tell_end(args: &DrainNodeArgs, bits: &StatusBits, exit: Exit) -> Result<(), F
             "files_left": left.files,
             "bytes_left": node.used_bytes,
             "open_files": left.open_files,
-            "open": json::path_list(mount_of(bits), &left.open),
+            "open": json::path_list(mount_of(bits), &open_paths(&left)),
+            "waits_for": awaited_json(mount_of(bits), &left),
         }));
         return Ok(());
     }
@@ -214,14 +231,70 @@ fn tell_end(args: &DrainNodeArgs, bits: &StatusBits, exit: Exit) -> Result<(), F
         ));
         return Ok(());
     }
-    let what = files_and_bytes(left.files, node.used_bytes);
-    out::complain(&format!(
-        "node {id}: {what} left, {} of them open; it goes on being emptied, `forebay cluster use-node {id}` ends that",
-        left.open_files
-    ));
-    for path in &left.open {
-        let path = shown(mount_of(bits), path);
-        out::complain(&format!("{path}: is open, and could not move"));
+    for line in end_lines(id, bits, node, &left) {
+        out::complain(&line);
     }
     Ok(())
+}
+
+/// What goes on when nobody waits for it any more, and what that waits for.
+fn end_lines(id: u16, bits: &StatusBits, node: &NodeStatus, left: &EmptyingStatus) -> Vec<String> {
+    let what = files_and_bytes(left.files, node.used_bytes);
+    let first = format!(
+        "node {id}: {what} left, {} of them open; it goes on being emptied without this command, and gets no files; \
+         `forebay status` shows how far, `forebay cluster use-node {id}` ends that",
+        left.open_files
+    );
+    let named = left
+        .awaited
+        .iter()
+        .map(|file| awaited_line(mount_of(bits), file));
+    std::iter::once(first).chain(named).collect()
+}
+
+fn open_paths(left: &EmptyingStatus) -> Vec<Vec<u8>> {
+    let open = left.awaited.iter();
+    let open = open.filter(|file| matches!(file.why, Awaited::Open | Awaited::SecondOfOpen));
+    open.map(|file| file.path.clone()).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn left(names: &[(&str, Awaited)]) -> EmptyingStatus {
+        let one = |(name, why): &(&str, Awaited)| AwaitedFile {
+            path: name.as_bytes().to_vec(),
+            why: *why,
+        };
+        EmptyingStatus {
+            files: 7,
+            open_files: 1,
+            awaited: names.iter().map(one).collect(),
+        }
+    }
+
+    #[test]
+    fn what_is_waited_for_is_named_once_and_why() {
+        let bits = StatusBits {
+            mount: b"/bb".to_vec(),
+            ..StatusBits::default()
+        };
+        let busy = left(&[("db", Awaited::SecondChanges), ("log", Awaited::Open)]);
+        let mut view = View::default();
+        let said = view.new_awaited(&busy);
+        assert_eq!(said.len(), 2);
+        let line = awaited_line(mount_of(&bits), &said[0]);
+        assert!(line.starts_with("/bb/db: changes again"), "{line}");
+        assert!(line.contains("second copy is on the node"), "{line}");
+        assert!(view.new_awaited(&busy).is_empty());
+        let lines = end_lines(3, &bits, &NodeStatus::default(), &busy);
+        assert!(lines[0].starts_with("node 3: 7 files"), "{lines:?}");
+        assert!(lines[0].contains("goes on being emptied"), "{lines:?}");
+        assert!(lines[2].starts_with("/bb/log: is open"), "{lines:?}");
+        let value = awaited_json(mount_of(&bits), &busy);
+        assert_eq!(value[0]["path"], "/bb/db");
+        assert_eq!(value[0]["why"], "second_copy_changes");
+        assert_eq!(open_paths(&busy), [b"log".to_vec()]);
+    }
 }

@@ -80,8 +80,16 @@ pub fn run(args: &StartArgs) -> Result<Exit, Failure> {
             let there: usize = found.iter().map(|one| one.running.len()).sum();
             let mounted = found.iter().filter(|one| one.is_mounted).count();
             out::print(&format!(
-                "cluster {}: {servers} servers run ({there} did before), {mounts} nodes show it at {} ({mounted} did before)\n",
+                "cluster {}: {} ({there} did before), {} at {} ({mounted} did before)\n",
                 plan.cluster.name,
+                match servers {
+                    1 => "1 server runs".into(),
+                    many => format!("{many} servers run"),
+                },
+                match mounts {
+                    1 => "1 node shows it".into(),
+                    many => format!("{many} nodes show it"),
+                },
                 plan.mount.display()
             ));
             Ok(Exit::Complete)

@@ -10,6 +10,7 @@ use super::standbys;
 use crate::cluster::config::Server;
 use crate::exit::{Exit, Failure};
 use crate::out;
+use crate::show::text;
 
 /// A server that has given up its drain in time has so long to say so.
 const GRACE: Duration = Duration::from_secs(30);
@@ -78,8 +79,9 @@ fn unmount_all(plan: &Plan, limit: Duration) -> Result<usize, Failure> {
         0 => {
             let gone = mounts.len() - failed.len();
             out::print(&format!(
-                "{}: unmounted on {gone} nodes\n",
-                plan.mount.display()
+                "{}: unmounted on {}\n",
+                plan.mount.display(),
+                text::nodes(gone)
             ));
             Ok(failed.len())
         }
@@ -87,10 +89,10 @@ fn unmount_all(plan: &Plan, limit: Duration) -> Result<usize, Failure> {
             errno: None,
             exit: Exit::Partial,
             message: format!(
-                "cluster {}: not stopped: {} cannot be unmounted on {count} of {} nodes",
+                "cluster {}: not stopped: {} cannot be unmounted on {count} of {}",
                 plan.cluster.name,
                 plan.mount.display(),
-                mounts.len()
+                text::nodes(mounts.len())
             ),
         }),
     }
@@ -134,7 +136,8 @@ fn stop_metadata(
             errno: None,
             exit: match plan.runner.is_interrupted() {
                 true => Exit::Interrupted,
-                false => Exit::TimedOut,
+                // What is left cannot be named: that would be exit 4.
+                false => Exit::Partial,
             },
             message: line,
         })? {
@@ -236,4 +239,36 @@ fn free_memory(plan: &Plan) {
     done.into_iter()
         .flatten()
         .for_each(|line| out::complain(&line));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::args::NodesArgs;
+    use super::super::via::Via;
+    use super::*;
+
+    #[test]
+    fn a_node_that_cannot_be_reached_is_one_that_did_not_answer() {
+        let folder = tempfile::tempdir().expect("tempdir");
+        let config = folder.path().join("c.toml");
+        let text = "[cluster]\nname = \"bb0\"\npfs = \"/scratch\"\nkey = \"/k\"\n\
+                    [[server]]\nid = 1\nroles = [\"metadata\", \"data\"]\naddresses = [\"127.0.0.1:7070\"]\n\
+                    state = \"/s1\"\ndram = \"1GiB\"\nssd = [\"/nvme:1TiB\"]\n";
+        std::fs::write(&config, text).expect("write");
+        for via in ["/nowhere/ssh {host}", "false {host}"] {
+            let args = StopArgs {
+                nodes: NodesArgs {
+                    config: config.clone(),
+                    mount: folder.path().join("bb"),
+                    nodes: None,
+                    via: Some(Via::parse(via).expect("a template")),
+                    forebay: None,
+                },
+                timeout: Duration::from_secs(60),
+                no_drain: false,
+            };
+            let failure = run(&args).expect_err("nobody is there");
+            assert_eq!(failure.exit, Exit::Partial, "{via}: {failure:?}");
+        }
+    }
 }

@@ -63,6 +63,12 @@ pub fn files(count: u64) -> String {
     format!("{count} {noun}")
 }
 
+/// `1 node`, `2 nodes`.
+pub fn nodes(count: usize) -> String {
+    let noun = if count == 1 { "node" } else { "nodes" };
+    format!("{count} {noun}")
+}
+
 /// Bytes per second.
 pub fn rate(bytes_per_s: f64) -> String {
     format!("{}/s", format_size(bytes_per_s.max(0.0) as u64))

@@ -15,7 +15,7 @@ use crate::show::text::show_path;
 const CONNECTIONS_SHOWN: usize = 8;
 
 /// The part of the page about clients: a line, and a table with a row for each connection.
-pub fn render(network: &NetworkStatus) -> String {
+pub fn render(network: &NetworkStatus, room: Option<usize>) -> String {
     let mut text = format!(
         "\nclients    {}, with {}; {} of {} threads busy; {}\n",
         counted(network.clients_total, "client"),
@@ -36,11 +36,12 @@ pub fn render(network: &NetworkStatus) -> String {
         ("connection", Align::Right),
         ("in", Align::Right),
         ("out", Align::Right),
-    ]);
+    ])
+    .spare(&["connection", "here for", "process"]);
     for client in network.clients.iter().take(ROWS_MAX) {
         rows(&mut table, client);
     }
-    text.push_str(&table.render());
+    text.push_str(&table.render_within(room));
     let listed = network.clients.len() as u64;
     if let Some(more @ 1..) = network.clients_total.checked_sub(ROWS_MAX as u64) {
         let all = match network.clients_total > listed {
@@ -184,7 +185,7 @@ pub(super) mod tests {
 
     #[test]
     fn each_connection_has_a_row() {
-        let page = render(&network(2));
+        let page = render(&network(2), None);
         let wanted = "\nclients    1 client, with 2 connections; 1 of 8 threads busy; \
                       3 peers refused (key 3)\n\
                       client  process  address         here for  open files  connection       in      out\n\
@@ -195,9 +196,9 @@ pub(super) mod tests {
             second.split_whitespace().collect::<Vec<_>>(),
             ["1", "1.0", "GiB", "3.0", "MiB"]
         );
-        let many = render(&network(12));
+        let many = render(&network(12), None);
         assert!(many.contains("    4 more  4.0 GiB  12.0 MiB\n"), "{many}");
-        assert!(render(&network(0)).contains("none   -    -\n"));
+        assert!(render(&network(0), None).contains("none   -    -\n"));
     }
 
     #[test]
@@ -205,7 +206,7 @@ pub(super) mod tests {
         let mut odd = network(1);
         odd.clients[0].host = "a\x1b[2J\nclients 0".into();
         odd.clients[0].address = None;
-        let page = render(&odd);
+        let page = render(&odd, None);
         assert!(
             page.contains("a\\x1b[2J\\x0aclients 0     4711  this node"),
             "{page}"
@@ -218,13 +219,13 @@ pub(super) mod tests {
         let mut many = network(1);
         many.clients = vec![many.clients[0].clone(); ROWS_MAX + 1];
         many.clients_total = ROWS_MAX as u64 + 1;
-        assert!(render(&many).ends_with("and 1 more (--json has all)\n"));
+        assert!(render(&many, None).ends_with("and 1 more (--json has all)\n"));
         many.clients_total += 5;
-        assert!(render(&many).ends_with("and 6 more (--json has the 21 that carry most)\n"));
+        assert!(render(&many, None).ends_with("and 6 more (--json has the 21 that carry most)\n"));
         // What is not for who asks.
         many.clients.clear();
         many.refused.clear();
-        let page = render(&many);
+        let page = render(&many, None);
         assert_eq!(page.lines().count(), 2, "{page}");
         assert!(page.contains("26 clients, with 1 connection; "), "{page}");
         assert!(page.ends_with("no peer refused\n"), "{page}");

@@ -23,8 +23,11 @@ mod clients;
 mod nodes;
 mod object;
 
+pub use crate::control::name_of;
 pub use object::{plan_json, to_json};
 
+/// Heading of the bars.
+const BAR: &str = "";
 /// Width of a tier's bar, in cells.
 const BAR_CELLS: usize = 24;
 /// Applications and errors shown to people; `--json` has all.
@@ -41,7 +44,7 @@ const ROWS_MAX: usize = 20;
         "session, what it holds, what nobody else has (lost if the node died now), and copies to the PFS under way.\n\n",
         "Examples:\n  forebay status\n  forebay status --state /var/lib/forebay --json\n",
         "  forebay status --config /etc/forebay/cluster.toml\n\n",
-        "Exit codes: 0 shown; 1 nothing runs there, it is another user's, or the server does not answer."
+        "Exit codes: 0 shown; 1 nothing runs there, it is starting or stopping, it is another user's, or the server does\nnot answer."
     )
 )]
 pub struct StatusArgs {
@@ -102,20 +105,6 @@ pub fn mount_of(bits: &StatusBits) -> &Path {
     Path::new(OsStr::from_bytes(&bits.mount))
 }
 
-/// What messages call it: a server shows nothing itself.
-pub fn name_of(bits: &StatusBits) -> String {
-    if let Some(data) = &bits.data_server {
-        return format!("data server {} of {}", data.server, data.cluster);
-    }
-    if let Some(standby) = &bits.standby {
-        return format!("metadata server {} of {}", standby.server, standby.cluster);
-    }
-    match bits.mount == bits.pfs {
-        true => format!("server of {}", show_path(&bits.pfs)),
-        false => show_path(&bits.mount),
-    }
-}
-
 /// A server shows nothing itself: its files are called by their names on the PFS.
 fn what_it_shows(bits: &StatusBits) -> String {
     let pfs = show_path(&bits.pfs);
@@ -127,6 +116,11 @@ fn what_it_shows(bits: &StatusBits) -> String {
 
 /// The page for people.
 pub fn render(bits: &StatusBits) -> String {
+    render_within(bits, None)
+}
+
+/// The same, without columns that say less where a terminal has no room for them.
+pub fn render_within(bits: &StatusBits, room: Option<usize>) -> String {
     if let Some(data) = &bits.data_server {
         return render_data_server(bits, data);
     }
@@ -152,8 +146,9 @@ pub fn render(bits: &StatusBits) -> String {
     if bits.store != "embedded" {
         let _ = writeln!(page, "records in {}\n", bits.store);
     }
-    page.push_str(&tiers_table(bits).render());
-    page.push_str(&nodes::render(&bits.nodes));
+    page.push_str(&tiers_table(bits).render_within(room));
+    page.push_str(&nodes::render(&bits.nodes, mount_of(bits), room));
+    page.push_str(&second_copies(bits));
     page.push_str(&warnings(bits));
     let _ = writeln!(page, "\nundrained  {}", undrained_line(bits));
     let _ = writeln!(
@@ -188,14 +183,32 @@ pub fn render(bits: &StatusBits) -> String {
     );
     let _ = writeln!(page, "at rest    {}", scrub_line(&bits.scrub));
     if let Some(network) = &bits.network {
-        page.push_str(&clients::render(network));
+        page.push_str(&clients::render(network, room));
     }
-    page.push_str(&applications(bits));
+    page.push_str(&applications(bits, room));
     page.push_str(&versions(bits));
     page.push_str(&conflicts(bits));
     page.push_str(&errors(bits));
     page.push_str(&hidden(bits));
     page
+}
+
+/// What has no second copy though one was promised.
+fn second_copies(bits: &StatusBits) -> String {
+    let Some(copies) = &bits.second_copies else {
+        return String::new();
+    };
+    format!(
+        "\ncopies     {}\n",
+        match (copies.known, copies.missing_files) {
+            (false, _) => "which files have no second copy is not known yet".into(),
+            (true, 0) => "all that were promised a second copy have one".into(),
+            (true, files) => format!(
+                "{} without the second copy that was promised",
+                files_and_bytes(files, copies.missing_bytes)
+            ),
+        }
+    )
 }
 
 /// Who does not answer.
@@ -267,13 +280,14 @@ fn hidden(bits: &StatusBits) -> String {
 fn tiers_table(bits: &StatusBits) -> Table {
     let mut table = Table::new(&[
         ("tier", Align::Left),
-        ("", Align::Left),
+        (BAR, Align::Left),
         ("used", Align::Right),
         ("", Align::Right),
         ("capacity", Align::Right),
         ("undrained", Align::Right),
         ("set aside", Align::Right),
-    ]);
+    ])
+    .spare(&[BAR, "set aside"]);
     for tier in &bits.tiers {
         table.row(vec![
             tier_name(tier),
@@ -352,7 +366,7 @@ fn scrub_line(scrub: &ScrubStatus) -> String {
     line
 }
 
-fn applications(bits: &StatusBits) -> String {
+fn applications(bits: &StatusBits, room: Option<usize>) -> String {
     if bits.applications.is_empty() {
         return String::new();
     }
@@ -363,7 +377,8 @@ fn applications(bits: &StatusBits) -> String {
         ("resident", Align::Right),
         ("undrained", Align::Right),
         ("MTBF", Align::Right),
-    ]);
+    ])
+    .spare(&["MTBF", "version", "files"]);
     for application in bits.applications.iter().take(ROWS_MAX) {
         let mtbf = application
             .mtbf_ms
@@ -379,7 +394,7 @@ fn applications(bits: &StatusBits) -> String {
             mtbf.unwrap_or_else(|| "-".into()),
         ]);
     }
-    let mut text = format!("\n{}", table.render());
+    let mut text = format!("\n{}", table.render_within(room));
     let listed = bits.applications.len() as u64;
     let total = bits.applications_total.max(listed);
     if let Some(more @ 1..) = total.checked_sub(ROWS_MAX as u64) {
@@ -456,7 +471,7 @@ fn errors(bits: &StatusBits) -> String {
 #[cfg(test)]
 mod tests {
     use forebay_types::Errno;
-    use forebay_wire::control::{ApplicationStatus, PathFailure};
+    use forebay_wire::control::{ApplicationStatus, PathFailure, SecondCopiesStatus};
     use serde_json::{Value, json};
 
     use super::*;
@@ -541,6 +556,55 @@ mod tests {
             (&json!("/run/ckpt"), &json!(120))
         );
         assert_eq!(application["resident_bytes"], 2u64 << 30);
+    }
+
+    #[test]
+    fn nothing_is_said_of_second_copies_before_somebody_has_looked() {
+        let mut bits = busy();
+        assert!(!render(&bits).contains("second copy"));
+        assert_eq!(to_json(&bits)["second_copies"], Value::Null);
+        let mut copies = SecondCopiesStatus::default();
+        let mut said = |copies: SecondCopiesStatus, says: &str| {
+            bits.second_copies = Some(copies);
+            let page = render(&bits);
+            assert!(page.contains(says), "{page}");
+            to_json(&bits)["second_copies"].clone()
+        };
+        let value = said(copies, "which files have no second copy is not known yet");
+        let none = json!({"known": false, "missing_files": null, "missing_bytes": null});
+        assert_eq!(value, none);
+        copies.known = true;
+        said(copies, "all that were promised a second copy have one");
+        (copies.missing_files, copies.missing_bytes) = (2, 3 << 20);
+        let value = said(
+            copies,
+            "copies     2 files (3.0 MiB) without the second copy",
+        );
+        let two = json!({"known": true, "missing_files": 2, "missing_bytes": 3 << 20});
+        assert_eq!(value, two);
+    }
+
+    #[test]
+    fn a_narrow_terminal_has_the_columns_that_matter() {
+        let mut bits = busy();
+        bits.nodes = (1..=3).map(nodes::tests::node).collect();
+        bits.nodes.iter_mut().for_each(|node| node.emptying = None);
+        let page = render_within(&bits, Some(80));
+        let heading = page.lines().find(|line| line.contains("state  "));
+        let heading = heading.expect("a table of nodes");
+        assert!(heading.chars().count() <= 80, "{heading}");
+        for column in ["node", "state", "used", "capacity", "only there"] {
+            assert!(heading.contains(column), "{column}: {heading}");
+        }
+        assert!(!heading.contains("address"), "{heading}");
+        let whole = render_within(&bits, Some(300));
+        assert_eq!(whole, render(&bits));
+        for line in render_within(&bits, Some(60)).lines().take(6) {
+            assert!(
+                !line.starts_with("dram") || line.chars().count() <= 60,
+                "{line}"
+            );
+        }
     }
 
     #[test]

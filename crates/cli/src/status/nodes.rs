@@ -1,5 +1,6 @@
 //! The nodes of a cluster, for people and as JSON.
 
+use std::path::Path;
 use std::time::Duration;
 
 use forebay_types::{format_duration, format_size};
@@ -7,16 +8,29 @@ use forebay_wire::control::NodeStatus;
 use serde_json::{Value, json};
 
 use super::ROWS_MAX;
+use crate::awaited::{awaited_json, awaited_line};
 use crate::control::files_and_bytes;
 use crate::show::json;
 use crate::show::table::{Align, Table};
 use crate::show::text::{files, show_path};
 
+/// Columns that a narrow terminal does not show, the first first.
+const SPARE: [&str; 9] = [
+    "in",
+    "out",
+    "links",
+    "for restarts",
+    "address",
+    "roles",
+    "rack",
+    "copies",
+    "in memory",
+];
 /// Nodes of which people are told what would go with them; `--json` has all.
 const LOSSES_MAX: usize = 5;
 
 /// The part of the page about nodes; nothing without a cluster.
-pub fn render(nodes: &[NodeStatus]) -> String {
+pub fn render(nodes: &[NodeStatus], mount: &Path, room: Option<usize>) -> String {
     if nodes.is_empty() {
         return String::new();
     }
@@ -46,20 +60,21 @@ pub fn render(nodes: &[NodeStatus]) -> String {
         ("only there", Align::Right),
         ("in memory", Align::Right),
         ("copies", Align::Right),
-    ]);
+    ])
+    .spare(&SPARE);
     let shown = shown(nodes);
     shown.iter().for_each(|node| table.row(row(node)));
-    text.push_str(&table.render());
+    text.push_str(&table.render_within(room));
     if let Some(more @ 1..) = nodes.len().checked_sub(shown.len()) {
         text.push_str(&format!("and {more} more (--json has all)\n"));
     }
-    text.push_str(&emptied(nodes));
+    text.push_str(&emptied(nodes, mount));
     text.push_str(&losses(nodes));
     text
 }
 
 /// Nodes that get no files.
-fn emptied(nodes: &[NodeStatus]) -> String {
+fn emptied(nodes: &[NodeStatus], mount: &Path) -> String {
     let mut text = String::new();
     for (node, left) in nodes
         .iter()
@@ -75,6 +90,9 @@ fn emptied(nodes: &[NodeStatus]) -> String {
                 left.open_files
             ),
         });
+        for file in &left.awaited {
+            text.push_str(&format!("  {}\n", awaited_line(mount, file)));
+        }
     }
     text
 }
@@ -182,9 +200,15 @@ fn losses(nodes: &[NodeStatus]) -> String {
 }
 
 /// One of the list `nodes` that `--json` prints.
-pub fn to_json(node: &NodeStatus) -> Value {
+pub fn to_json(node: &NodeStatus, mount: &Path) -> Value {
     let emptying = node.emptying.as_ref();
-    let emptying = emptying.map(|left| json!({"files": left.files, "open_files": left.open_files}));
+    let emptying = emptying.map(|left| {
+        json!({
+            "files": left.files,
+            "open_files": left.open_files,
+            "waits_for": awaited_json(mount, left),
+        })
+    });
     json!({
         "id": node.server,
         "rack": node.rack,
@@ -217,9 +241,13 @@ pub fn to_json(node: &NodeStatus) -> Value {
 
 #[cfg(test)]
 pub(super) mod tests {
-    use forebay_wire::control::EmptyingStatus;
+    use forebay_wire::control::{Awaited, AwaitedFile, EmptyingStatus};
 
     use super::*;
+
+    fn at() -> &'static Path {
+        Path::new("/bb")
+    }
 
     /// A data server with undrained files.
     pub fn node(server: u16) -> NodeStatus {
@@ -242,7 +270,13 @@ pub(super) mod tests {
             only_here_files: 2,
             only_in_memory_bytes: 1 << 20,
             copies_under_way: 1,
-            emptying: Some(EmptyingStatus::default()),
+            emptying: Some(EmptyingStatus {
+                awaited: vec![AwaitedFile {
+                    path: b"db".to_vec(),
+                    why: Awaited::Open,
+                }],
+                ..EmptyingStatus::default()
+            }),
             ..NodeStatus::default()
         }
     }
@@ -261,22 +295,22 @@ pub(super) mod tests {
             node(2, false, false),
             node(3, true, true),
         ];
-        let page = render(&nodes);
+        let page = render(&nodes, at(), None);
         assert!(page.starts_with("\nnodes      3, all answer\n"), "{page}");
         assert!(page.contains("not asked"), "{page}");
-        assert_eq!(to_json(&nodes[1])["answers"], Value::Null);
-        assert_eq!(to_json(&nodes[2])["answers"], true);
+        assert_eq!(to_json(&nodes[1], at())["answers"], Value::Null);
+        assert_eq!(to_json(&nodes[2], at())["answers"], true);
     }
 
     #[test]
     fn a_page_says_who_is_missing_and_what_would_go_with_whom() {
-        assert_eq!(render(&[]), "");
+        assert_eq!(render(&[], at(), None), "");
         let mut nodes = vec![node(1), node(2), node(3)];
         nodes.iter_mut().for_each(|node| node.emptying = None);
         nodes[0].only_here_files = 0;
         (nodes[2].answers, nodes[2].missing_ms) = (false, Some(63_500));
         nodes[2].only_here_bytes = 5 << 20;
-        let page = render(&nodes);
+        let page = render(&nodes, at(), None);
         assert!(page.starts_with("\nnodes      3, 1 is missing\n"), "{page}");
         let lines: Vec<&str> = page.lines().collect();
         let columns = |at: usize| lines[at].split_whitespace().collect::<Vec<_>>();
@@ -290,7 +324,7 @@ pub(super) mod tests {
             lines[2].contains("for restarts") && lines[4].contains("3.5 MiB"),
             "{page}"
         );
-        assert_eq!(to_json(&nodes[1])["restart_copy_bytes"], 7 << 19);
+        assert_eq!(to_json(&nodes[1], at())["restart_copy_bytes"], 7 << 19);
         assert_eq!(
             lines[6],
             "if node 3 does not come back, it takes 2 files (5.0 MiB) that nobody else has, 1.0 MiB of it in memory"
@@ -304,6 +338,28 @@ pub(super) mod tests {
     }
 
     #[test]
+    fn what_keeps_a_node_from_being_empty_is_named() {
+        let mut nodes = vec![node(1), node(2)];
+        nodes[1].emptying = Some(EmptyingStatus {
+            files: 1,
+            open_files: 0,
+            awaited: vec![AwaitedFile {
+                path: b"db".to_vec(),
+                why: Awaited::SecondChanges,
+            }],
+        });
+        let page = render(&nodes, at(), None);
+        let named = "node 2 is being emptied: 1 file left, 0 of them open\n  /bb/db: changes again";
+        assert!(page.contains(named), "{page}");
+        let value = to_json(&nodes[1], at());
+        let waits_for = &value["emptying"]["waits_for"][0];
+        assert_eq!(
+            (&waits_for["path"], &waits_for["why"]),
+            (&json!("/bb/db"), &json!("second_copy_changes"))
+        );
+    }
+
+    #[test]
     fn of_many_nodes_those_that_matter_are_shown() {
         let mut nodes: Vec<NodeStatus> = (1..=100).map(node).collect();
         nodes.iter_mut().for_each(|node| node.emptying = None);
@@ -312,7 +368,7 @@ pub(super) mod tests {
         let shown: Vec<u16> = shown(&nodes).iter().map(|node| node.server).collect();
         assert_eq!(shown.len(), ROWS_MAX);
         assert!(shown.contains(&98) && shown.contains(&51), "{shown:?}");
-        let page = render(&nodes);
+        let page = render(&nodes, at(), None);
         assert!(page.contains("and 80 more (--json has all)\n"), "{page}");
         assert!(page.contains("so it is with 95 more"), "{page}");
     }

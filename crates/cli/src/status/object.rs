@@ -3,14 +3,23 @@
 use std::path::Path;
 
 use forebay_wire::control::{
-    ApplicationStatus, ConflictEntry, DataServerStatus, PlanStatus, ScrubStatus, StandbyStatus,
-    StatusBits, TierStatus, VersionStatus,
+    ApplicationStatus, ConflictEntry, DataServerStatus, PlanStatus, ScrubStatus,
+    SecondCopiesStatus, StandbyStatus, StatusBits, TierStatus, VersionStatus,
 };
 use serde_json::{Map, Value, json};
 
 use super::{clients, drain_eta_s, mount_of, nodes};
 use crate::mounts::in_mount;
 use crate::show::json::{self, insert_path};
+
+fn second_copies_json(copies: &SecondCopiesStatus) -> Value {
+    let figure = |figure: u64| copies.known.then_some(figure);
+    json!({
+        "known": copies.known,
+        "missing_files": figure(copies.missing_files),
+        "missing_bytes": figure(copies.missing_bytes),
+    })
+}
 
 /// The object that `--json` prints.
 pub fn to_json(bits: &StatusBits) -> Value {
@@ -71,12 +80,14 @@ pub fn to_json(bits: &StatusBits) -> Value {
         "applications": bits.applications.iter().map(application_json).collect::<Value>(),
         "applications_total": bits.applications_total,
         "network": bits.network.as_deref().map(clients::to_json),
-        "nodes": bits.nodes.iter().map(nodes::to_json).collect::<Value>(),
+        "nodes": bits.nodes.iter().map(|node| nodes::to_json(node, mount_of(bits))).collect::<Value>(),
         "names_hidden": bits.names_hidden,
     });
     if let Value::Object(facts) = facts {
         object.extend(facts);
     }
+    let copies = bits.second_copies.as_ref().map(second_copies_json);
+    object.insert("second_copies".into(), copies.into());
     Value::Object(object)
 }
 
@@ -272,6 +283,7 @@ mod tests {
             }],
             network: Some(Box::new(clients::tests::network(1))),
             nodes: vec![nodes::tests::node(2)],
+            second_copies: Some(SecondCopiesStatus::default()),
             ..StatusBits::default()
         }
     }

@@ -1,24 +1,60 @@
 //! Nodes that are being emptied, by order: no new file goes there, and what is there leaves.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use forebay_namespace::{Namespace, NsError, in_record};
 use forebay_policy::patience::STAYS_FOR;
-use forebay_types::ObjectId;
+use forebay_types::{Generation, ObjectId};
+use forebay_wire::control::{Awaited, AwaitedFile};
 use parking_lot::{Mutex, RwLock};
 
 /// The record of the order. It outlives a start; who has none has no such node.
 const NAME: &str = "emptied-nodes";
 const WHAT: &str = "nodes that are emptied";
 
-/// Files that somebody has open, and which therefore stay.
+/// A file that is neither open nor gone after so long, and has changed since, is waited for.
+const BUSY_AFTER: Duration = Duration::from_secs(5);
+/// Files that are named.
+const NAMED_MAX: usize = 10;
+
+/// Files that are waited for.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Held {
-    /// How many.
-    pub files: u64,
-    /// Paths of the first of them that could not move while they are open.
-    pub paths: Vec<Vec<u8>>,
+    /// How many somebody has open.
+    pub open_files: u64,
+    /// The first that are waited for.
+    pub awaited: Vec<AwaitedFile>,
+}
+
+impl Held {
+    /// Names a file, where there are not many already.
+    pub fn name(&mut self, path: impl FnOnce() -> Vec<u8>, why: Awaited) {
+        if self.awaited.len() < NAMED_MAX {
+            let path = path();
+            self.awaited.push(AwaitedFile { path, why });
+        }
+    }
+}
+
+/// Undrained files that nobody had open at the last look: since when, and as they were then.
+#[derive(Default)]
+pub struct Seen(HashMap<ObjectId, (Instant, Generation)>);
+
+impl Seen {
+    /// Goes on with a file of the look before. Whether it is busy: it is still there, and is not
+    /// what it was.
+    pub fn go_on(
+        &mut self,
+        before: &Seen,
+        (object, generation): (ObjectId, Generation),
+        now: Instant,
+    ) -> bool {
+        let seen = before.0.get(&object).copied().unwrap_or((now, generation));
+        self.0.insert(object, seen);
+        let (since, was) = seen;
+        now.duration_since(since) >= BUSY_AFTER && was != generation
+    }
 }
 
 /// A file that is to move to another node.
@@ -38,6 +74,8 @@ pub struct Emptying {
     changing: Mutex<()>,
     /// As they were last looked at.
     held: Mutex<BTreeMap<u16, Held>>,
+    /// Of the last look.
+    seen: Mutex<Seen>,
     /// As they were last chosen, the next first.
     leavers: Mutex<VecDeque<Leaver>>,
     /// What is moving now.
@@ -91,9 +129,15 @@ impl Emptying {
         self.servers.read().clone()
     }
 
-    /// Somebody has looked who has what open there.
-    pub fn note_held(&self, held: BTreeMap<u16, Held>) {
+    /// Somebody has looked what is waited for.
+    pub fn note_held(&self, held: BTreeMap<u16, Held>, seen: Seen) {
         *self.held.lock() = held;
+        *self.seen.lock() = seen;
+    }
+
+    /// What the last look has seen; the next one has its own.
+    pub fn take_seen(&self) -> Seen {
+        std::mem::take(&mut *self.seen.lock())
     }
 
     /// Somebody has chosen which files are to move.
@@ -133,7 +177,7 @@ impl Emptying {
         self.stay.lock().retain(|_, until| *until > now);
     }
 
-    /// What is open on a node that is emptied.
+    /// What is waited for on a node that is emptied.
     pub fn held(&self, server: u16) -> Held {
         self.held.lock().get(&server).cloned().unwrap_or_default()
     }
@@ -145,6 +189,37 @@ mod tests {
     use forebay_tiers::PfsTree;
 
     use super::*;
+
+    #[test]
+    fn a_file_is_busy_that_stays_and_changes() {
+        let begun = Instant::now();
+        let (idle, busy) = (ObjectId(1), ObjectId(2));
+        let look = |before: &Seen, changes: u64, after: Duration| {
+            let (mut seen, now) = (Seen::default(), begun + after);
+            let is_idle_busy = seen.go_on(before, (idle, Generation(1)), now);
+            let is_busy = seen.go_on(before, (busy, Generation(changes)), now);
+            assert!(!is_idle_busy, "it waits for its turn");
+            (seen, is_busy)
+        };
+        let (first, is_busy) = look(&Seen::default(), 1, Duration::ZERO);
+        assert!(!is_busy);
+        let (second, is_busy) = look(&first, 2, BUSY_AFTER / 2);
+        assert!(!is_busy, "it may be drained yet");
+        let (_, is_busy) = look(&second, 3, BUSY_AFTER);
+        assert!(is_busy);
+        // Gone for a look: it is there anew.
+        let (_, is_busy) = look(&Seen::default(), 4, BUSY_AFTER * 2);
+        assert!(!is_busy);
+    }
+
+    #[test]
+    fn not_more_are_named_than_people_read() {
+        let mut held = Held::default();
+        for _ in 0..100 {
+            held.name(|| b"a".to_vec(), Awaited::Open);
+        }
+        assert_eq!(held.awaited.len(), NAMED_MAX);
+    }
 
     #[test]
     fn of_two_orders_at_once_one_leaves_a_node() {

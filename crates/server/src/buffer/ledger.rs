@@ -17,7 +17,8 @@ struct Charge {
     used_bytes: u64,
     /// Occupied or set aside; at least `used_bytes`.
     held_bytes: u64,
-    /// Nobody can ask for it once it is closed: there is nothing to drain.
+    /// Nobody can ask for it once it is closed: there is nothing to drain. Of a copy: nobody can
+    /// ask for it any more.
     nameless: bool,
     /// [`NOBODYS`] before it is known.
     application: u32,
@@ -273,6 +274,13 @@ impl Ledger {
         }
     }
 
+    /// The copy of an object on flash is none any more, and is about to be removed.
+    pub fn expire_shadow(&self, object: ObjectId) {
+        if let Some(shadow) = self.books.lock().shadows.get_mut(&object) {
+            shadow.nameless = true;
+        }
+    }
+
     /// The copy of an object on flash is gone, or has become the object.
     pub fn release_shadow(&self, object: ObjectId) {
         let mut books = self.books.lock();
@@ -430,12 +438,14 @@ impl Ledger {
         found
     }
 
-    /// What copies of drained objects take, by the tier that they are in, bytes.
+    /// What copies of drained objects take, by the tier that they are in, bytes. Not those that an
+    /// fsync has made, and that are about to be removed since the PFS has the object.
     pub fn restart_copies(&self) -> HashMap<TierId, u64> {
         let books = self.books.lock();
         let mut found = HashMap::new();
         for (object, copy) in &books.shadows {
-            if books.charges.get(object).is_some_and(|one| !one.dirty) {
+            let is_drained = books.charges.get(object).is_some_and(|one| !one.dirty);
+            if is_drained && !copy.nameless {
                 *found.entry(TierId(copy.tier)).or_default() += copy.used_bytes;
             }
         }
@@ -644,6 +654,21 @@ mod tests {
         assert_eq!(ledger.restart_copies(), HashMap::from([(other, 30)]));
         ledger.release_shadow(ObjectId(1));
         assert!(ledger.restart_copies().is_empty());
+    }
+
+    #[test]
+    fn what_an_fsync_has_made_is_no_copy_for_restarts_once_the_pfs_has_all() {
+        let ledger = ledger_with(&[(SSD, 100), (SSD, 100)], 1.0, &[1]);
+        let (object, other) = (ObjectId(1), TierId(1));
+        let hold = || ledger.try_hold_shadow(object, other, 30);
+        assert_eq!(hold(), Ok(()));
+        ledger.expire_shadow(object);
+        ledger.settle(object, TierId(0), 30, false);
+        assert!(ledger.restart_copies().is_empty());
+        assert_eq!(ledger.figures(other).used_bytes, 30, "it is still there");
+        // One that is made after that is another.
+        assert_eq!(hold(), Ok(()));
+        assert_eq!(ledger.restart_copies(), HashMap::from([(other, 30)]));
     }
 
     #[test]

@@ -17,6 +17,7 @@ use std::time::Duration;
 
 use forebay_namespace::File;
 use forebay_policy::durability::Durability;
+use forebay_policy::emptying::is_waited_for;
 use forebay_policy::holders::{HolderId, Home, Wanted};
 use forebay_policy::replicas::{Away, Fate, fate, second_holder};
 use forebay_policy::spill::{flash_with_room, largest_flash};
@@ -186,28 +187,21 @@ impl Files {
         let in_place = known.filter(|(second, _)| {
             self.is_second(*second, tier) && !self.buffer.tiers().is_out_of_reach(*second)
         });
+        let bytes = object.stat()?.allocated_bytes;
+        // It leaves a node that is emptied, where another one takes it.
+        let leaves = |place: TierId| self.buffer.is_closed(place) && is_waited_for(bytes);
         let mut tried = Vec::new();
-        if let Some((place, copied)) = in_place {
-            let is_there = || self.buffer.tiers().open_object(place, file.object).is_ok();
-            if copied == generation && lacking.is_nothing() && is_there() {
-                return Ok(Second::There { outdated: None });
-            }
-            match self.try_copy_to(file, &**object, place, lacking, control) {
-                Ok(true) => {
-                    file.lock().note_shadow(place, generation);
-                    return Ok(Second::There { outdated: None });
-                }
-                Ok(false) => tried.push(self.server_of_tier(place)),
-                Err(failure) => return Err(failure),
+        if let Some((place, copied)) = in_place.filter(|(place, _)| !leaves(*place)) {
+            match self.bring_up_to_date(file, object, (place, copied), lacking, control)? {
+                true => return Ok(Second::There { outdated: None }),
+                false => tried.push(self.server_of_tier(place)),
             }
         }
         let everything = Lacking {
             all: true,
             ..lacking.clone()
         };
-        while let Some(place) =
-            self.place_of_second(file, tier, object.stat()?.allocated_bytes, &tried)
-        {
+        while let Some(place) = self.place_of_second(file, tier, bytes, &tried) {
             if self.try_copy_to(file, &**object, place, &everything, control)? {
                 file.lock().note_shadow(place, generation);
                 return Ok(Second::There {
@@ -216,7 +210,34 @@ impl Files {
             }
             tried.push(self.server_of_tier(place));
         }
+        if let Some(known) = in_place.filter(|(place, _)| leaves(*place))
+            && self.bring_up_to_date(file, object, known, lacking, control)?
+        {
+            return Ok(Second::There { outdated: None });
+        }
         Ok(Second::NoPlace)
+    }
+
+    /// A second copy that is there, of this generation; `false`: it has no room any more, or has
+    /// gone.
+    fn bring_up_to_date(
+        &self,
+        file: &Arc<File>,
+        object: &Arc<dyn Object>,
+        (place, copied): (TierId, Generation),
+        lacking: &Lacking,
+        control: &CopyControl<'_>,
+    ) -> Result<bool, Failure> {
+        let generation = file.lock().generation();
+        let is_there = || self.buffer.tiers().open_object(place, file.object).is_ok();
+        if copied == generation && lacking.is_nothing() && is_there() {
+            return Ok(true);
+        }
+        let is_made = self.try_copy_to(file, &**object, place, lacking, control)?;
+        if is_made {
+            file.lock().note_shadow(place, generation);
+        }
+        Ok(is_made)
     }
 
     pub(super) fn server_of_tier(&self, tier: TierId) -> u16 {

@@ -13,9 +13,10 @@ use forebay_policy::emptying::{Departure, Leaving, LeavingRates, is_waited_for, 
 use forebay_policy::holders::{Holder, HolderId};
 use forebay_tiers::CopyControl;
 use forebay_types::{ObjectId, TierId};
+use forebay_wire::control::Awaited;
 
 use crate::base::failure::Failure;
-use crate::buffer::emptying::{Held, Leaver};
+use crate::buffer::emptying::{Held, Leaver, Seen};
 use crate::buffer::opens::OpenFile;
 use crate::files::changeover;
 use crate::lifecycle::Lifecycle;
@@ -28,8 +29,6 @@ const IDLE: Duration = Duration::from_millis(500);
 const SHARE_OF_TIME: u32 = 10;
 /// Files that one look has drained before their time: others that somebody waits for come between.
 const URGED_MAX: usize = 1024;
-/// Open files that are named.
-const NAMED_MAX: usize = 10;
 
 /// The thread that does it.
 pub fn run(lifecycle: &Arc<Lifecycle>) {
@@ -70,6 +69,7 @@ impl Lifecycle {
         let emptying = self.buffer.emptying();
         emptying.try_again();
         let mut held: BTreeMap<u16, Held> = BTreeMap::new();
+        let (before, mut seen, now) = (emptying.take_seen(), Seen::default(), Instant::now());
         let (mut urged, mut evicted) = (0, false);
         let mut leaving = ByNode::new();
         for file in self.buffer.files() {
@@ -82,18 +82,33 @@ impl Lifecycle {
             if self.drop_copy_for_restarts(&file, server) {
                 continue;
             }
-            let (clean, unlinked) = {
+            let (clean, unlinked, generation) = {
                 let state = file.lock();
-                (state.residency.clean, state.is_unlinked())
+                (
+                    state.residency.clean,
+                    state.is_unlinked(),
+                    state.generation(),
+                )
             };
             let is_open = self.buffer.opens().is_open_now(file.ino);
+            let is_second = !self.is_on(&file, server);
             if is_open {
+                held.entry(server).or_default().open_files += 1;
+            }
+            let is_busy = !is_open
+                && !clean
+                && !unlinked
+                && seen.go_on(&before, (file.object, generation), now);
+            let why = match (is_open, is_busy, is_second) {
+                (true, _, true) => Some(Awaited::SecondOfOpen),
+                (true, _, false) => (!self.may_move(&file, server)).then_some(Awaited::Open),
+                (false, true, true) => Some(Awaited::SecondChanges),
+                (false, true, false) => Some(Awaited::Changes),
+                (false, false, _) => None,
+            };
+            if let Some(why) = why {
                 let held = held.entry(server).or_default();
-                held.files += 1;
-                let waits = !self.may_move(&file, server);
-                if waits && held.paths.len() < NAMED_MAX {
-                    held.paths.push(file.path());
-                }
+                held.name(|| file.path(), why);
             }
             // A clean copy that nobody has open is dropped.
             if !unlinked && (is_open || !clean) && self.may_move(&file, server) {
@@ -108,7 +123,7 @@ impl Lifecycle {
                 evicted |= self.buffer.evict(&file).is_some();
             }
         }
-        emptying.note_held(held);
+        emptying.note_held(held, seen);
         self.part(leaving, is_silent, &mut urged);
         if evicted {
             self.buffer.wake_collector();
@@ -144,6 +159,12 @@ impl Lifecycle {
             queue.urge_again(file.object);
             *urged += 1;
         }
+    }
+
+    /// Whether a file, not only its second copy, is on a node.
+    fn is_on(&self, file: &File, server: u16) -> bool {
+        let slot = self.buffer.tiers().get(file.tier());
+        slot.is_some_and(|slot| slot.server == server)
     }
 
     /// Whether a file may go to another node undrained: it lies on this one, and that was not

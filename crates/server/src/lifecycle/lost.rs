@@ -180,7 +180,7 @@ impl Lifecycle {
                         format!("it is what an fsync has left in {copy}")
                     }
                     (Ok(()), None) if residency.clean => "the record goes".into(),
-                    (Ok(()), None) => "it is lost".into(),
+                    (Ok(()), None) => "its record goes, and what was only there: it is lost".into(),
                 },
                 repaired: done.is_ok(),
             });
@@ -224,7 +224,7 @@ impl Lifecycle {
             }
             (None, true, _) => "the PFS has it whole".into(),
             (None, false, true) => "what was written since it was copied to the PFS is lost".into(),
-            (None, false, false) => "it is lost".into(),
+            (None, false, false) => "its record goes, and what was only there: it is lost".into(),
         };
         let done = match dry_run {
             true => Ok(()),

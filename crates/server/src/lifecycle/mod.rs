@@ -39,6 +39,7 @@ use crate::integrity::Integrity;
 use crate::orders::Orders;
 use crate::plan::Plan;
 use boot::Boot;
+use replicas::Unsafe;
 
 /// From a start to a stop.
 pub struct Lifecycle {
@@ -58,6 +59,8 @@ pub struct Lifecycle {
     store_failing: Mutex<Option<String>>,
     /// Files were promised a second copy, and have none.
     second_copies_due: AtomicBool,
+    /// How many, as of the last look; `None` before the first.
+    second_copies: Mutex<Option<Unsafe>>,
     /// Names of files by which nodes look whether they see the same PFS.
     probes: Mutex<HashSet<Vec<u8>>>,
 }
@@ -79,6 +82,7 @@ impl Lifecycle {
             unreadable: Mutex::default(),
             store_failing: Mutex::default(),
             second_copies_due: AtomicBool::new(false),
+            second_copies: Mutex::default(),
             probes: Mutex::default(),
             base: drain.base().clone(),
             catalog: drain.catalog().clone(),

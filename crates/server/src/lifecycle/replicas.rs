@@ -13,6 +13,7 @@ use forebay_policy::replicas::PROMOTED_AFTER_S;
 use forebay_policy::rereplication::{NextCopy, OnlyCopy, ReReplication, Unprotected};
 use forebay_tiers::{CopyControl, TierKind};
 use forebay_types::{Errno, ObjectId, format_size};
+use forebay_wire::control::SecondCopiesStatus;
 
 use crate::files::replica::Promotion;
 use crate::files::replicate::Replicated;
@@ -55,8 +56,8 @@ impl Judged {
 }
 
 /// Files that were promised a second copy and have none.
-#[derive(Clone, Copy, Default)]
-struct Unsafe {
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Unsafe {
     files: u64,
     bytes: u64,
 }
@@ -93,6 +94,16 @@ impl Without {
     }
 }
 
+/// What was found, if somebody has looked.
+fn shown(found: Option<Unsafe>) -> SecondCopiesStatus {
+    let Unsafe { files, bytes } = found.unwrap_or_default();
+    SecondCopiesStatus {
+        known: found.is_some(),
+        missing_files: files,
+        missing_bytes: bytes,
+    }
+}
+
 /// The thread that has second copies take the place of files whose node is away.
 pub fn watch(lifecycle: &Arc<Lifecycle>) {
     let begun = Instant::now();
@@ -126,6 +137,7 @@ pub fn replicate(lifecycle: &Arc<Lifecycle>) {
         if Instant::now() >= look_at {
             lifecycle.sweep_left();
             let found = lifecycle.find_unprotected(&mut queue, &mut files);
+            *lifecycle.second_copies.lock() = Some(found);
             without.tell(lifecycle, found);
             look_at = Instant::now() + FILES_LOOK;
         }
@@ -145,6 +157,12 @@ pub fn replicate(lifecycle: &Arc<Lifecycle>) {
 }
 
 impl Lifecycle {
+    /// Second copies for `status`; `None` where no file is at the level `replica`.
+    pub fn second_copies(&self) -> Option<SecondCopiesStatus> {
+        let found = *self.second_copies.lock();
+        self.has_replicas().then(|| shown(found))
+    }
+
     /// Whether some files are at the level `replica`.
     pub fn has_replicas(&self) -> bool {
         let rules = self.settings.rules.iter().map(|rule| rule.durability);
@@ -256,5 +274,23 @@ impl Lifecycle {
                 Some(failure.to_string())
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn before_the_first_look_nothing_is_known() {
+        assert!(!shown(None).known);
+        let found = Unsafe {
+            files: 2,
+            bytes: 30,
+        };
+        let status = shown(Some(found));
+        assert!(status.known);
+        assert_eq!((status.missing_files, status.missing_bytes), (2, 30));
+        assert!(shown(Some(Unsafe::default())).known, "all have one");
     }
 }

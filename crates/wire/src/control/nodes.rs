@@ -61,6 +61,39 @@ pub struct EmptyingStatus {
     pub files: u64,
     /// Of those, files that somebody has open.
     pub open_files: u64,
-    /// Paths of the first of these that could not move while they are open.
-    pub open: Vec<Vec<u8>>,
+    /// The first of the files that are waited for, and why.
+    pub awaited: Vec<AwaitedFile>,
+}
+
+/// A file that keeps a node from being empty.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct AwaitedFile {
+    /// Its path.
+    pub path: Vec<u8>,
+    /// Why it is still there.
+    pub why: Awaited,
+}
+
+/// Why a file is still on a node that is to be empty.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum Awaited {
+    /// It is open, and could not move.
+    Open,
+    /// It changes again before it is drained or has moved.
+    Changes,
+    /// Its second copy is there, and it is open: it is not drained before its close.
+    SecondOfOpen,
+    /// Its second copy is there, and it changes again before it is drained.
+    SecondChanges,
+}
+
+/// Files that were promised a second copy on another server.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SecondCopiesStatus {
+    /// Somebody has looked since the start: before, the figures say nothing.
+    pub known: bool,
+    /// How many have none, as of the last look.
+    pub missing_files: u64,
+    /// Their bytes.
+    pub missing_bytes: u64,
 }

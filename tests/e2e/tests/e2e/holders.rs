@@ -473,7 +473,16 @@ fn promise_8_a_node_that_is_gone_for_good_is_given_up_by_order() {
     let checked = fsck(&[]);
     assert_eq!(checked.code, 3, "{checked:?}");
     assert!(checked.stdout.contains("server-3:dram"), "{checked:?}");
+    // Where the servers' network is not, nobody could answer.
+    let args = ["fsck", "--lost-tier", "server-3", "--state"].map(std::ffi::OsStr::new);
+    let elsewhere = fleet.run(1, &[&args[..], &[state.as_os_str()]].concat());
+    let elsewhere = elsewhere.expect_code(1);
+    assert!(
+        elsewhere.stderr.contains("cannot be told from here"),
+        "{elsewhere:?}"
+    );
     let lost = fsck(&["--lost-tier", "server-3"]);
+    assert!(lost.stderr.contains("server-3 is taken for gone: "));
     assert_eq!(lost.code, 0, "what it was to do is done: {lost:?}");
     assert!(lost.stdout.contains("lost: was in server-3:"), "{lost:?}");
     assert!(

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use forebay_testkit::{Fleet, needs_nodes, pattern, wait_until};
+use forebay_testkit::{Fleet, Output, needs_nodes, pattern, wait_until};
 use rustix::fs::{Mode, OFlags};
 use rustix::process::Signal;
 
@@ -415,6 +415,93 @@ fn promise_8_what_an_fsync_has_promised_stays_on_two_where_a_node_is_emptied() {
     assert!(!fleet.pfs("f").exists());
     pattern(1, 2 * MIB).assert_in(&fleet.mnt(3, "f"));
     drop(far);
+}
+
+fn drain_node(fleet: &Fleet, id: usize, more: &[&str]) -> Output {
+    let (config, id) = (fleet.base().join("cluster.toml"), id.to_string());
+    let args = [&["cluster", "drain-node", &id][..], more, &["--config"]].concat();
+    let args = args.iter().map(std::ffi::OsStr::new);
+    let args: Vec<_> = args.chain([config.as_os_str()]).collect();
+    fleet.run(0, &args)
+}
+
+/// Changes a file again and again, each time anew, as SQLite does.
+fn keep_busy(path: PathBuf, stop: &Arc<AtomicBool>) -> JoinHandle<()> {
+    let stop = stop.clone();
+    std::thread::spawn(move || {
+        while !stop.load(Ordering::Relaxed) {
+            let file = OpenOptions::new().write(true).open(&path).expect("open");
+            file.write_all_at(&[1; BLOCK], 0).expect("write");
+            file.sync_all().expect("fsync");
+        }
+    })
+}
+
+#[test]
+fn promise_8_a_busy_file_that_keeps_a_node_from_being_empty_is_named() {
+    if needs_nodes() {
+        return;
+    }
+    let fleet = Fleet::of_data_servers_with(2, TWO, KEEP);
+    drop(write_synced(fleet.mnt(1, "db"), 1, MIB));
+    assert!(servers(&fleet, "db").contains(&3));
+    let stop = Arc::new(AtomicBool::new(false));
+    let busy = keep_busy(fleet.mnt(1, "db"), &stop);
+    let late = drain_node(&fleet, 3, &["--timeout", "12s"]).expect_code(4);
+    let lines = late.stderr.lines();
+    let named = lines.filter(|line| line.contains("/db: "));
+    let named: Vec<_> = named.collect();
+    assert!(!named.is_empty(), "{late:?}");
+    for line in named {
+        assert!(line.contains("its second copy is on the node"), "{line}");
+    }
+    assert!(late.stderr.contains("it goes on being emptied"), "{late:?}");
+    let status = fleet.status();
+    let nodes = status["nodes"].as_array().expect("nodes");
+    let node = nodes.iter().find(|node| node["id"] == 3).expect("node 3");
+    let file = &node["emptying"]["waits_for"][0];
+    let path = file["path"].as_str().expect("a path");
+    assert!(path.ends_with("/db"), "{file}");
+    let why = file["why"].as_str().expect("why");
+    assert!(why.starts_with("second_copy_"), "{file}");
+    assert_eq!(status["second_copies"]["known"], true, "{status}");
+    stop.store(true, Ordering::Relaxed);
+    busy.join().expect("no error");
+    drain_node(&fleet, 3, &["--timeout", "60s"]).ok();
+    // A data server knows of nothing but its tiers.
+    let state = fleet.data_state(2);
+    let args = ["fsck".as_ref(), "--state".as_ref(), state.as_os_str()];
+    let elsewhere = fleet.run(2, &args).expect_code(1);
+    assert!(
+        elsewhere
+            .stderr
+            .contains("data server 3 of fleet cannot check it: ask the metadata server"),
+        "{elsewhere:?}"
+    );
+}
+
+#[test]
+fn promise_8_the_second_copy_of_an_open_file_leaves_a_node_with_an_fsync() {
+    if needs_nodes() {
+        return;
+    }
+    let fleet = Fleet::of_data_servers_with(3, TWO, KEEP);
+    drop(write_synced(fleet.mnt(1, "f"), 1, MIB));
+    let open = OpenOptions::new().append(true).open(fleet.mnt(1, "f"));
+    let mut open = open.expect("open");
+    let before = servers(&fleet, "f");
+    let second = *before.iter().find(|id| **id != 2).expect("a second");
+    drain_node(&fleet, second, &["--no-wait"]).ok();
+    open.write_all(b"more").expect("write");
+    open.sync_all().expect("fsync");
+    let after = servers(&fleet, "f");
+    assert!(after.len() == 2 && after.contains(&2), "{after:?}");
+    assert!(!after.contains(&second), "{after:?}");
+    drain_node(&fleet, second, &["--timeout", "30s"]).ok();
+    open.write_all(b" and more").expect("write");
+    open.sync_all().expect("fsync");
+    let read = fs::read(fleet.mnt(3, "f")).expect("read");
+    assert!(read[..MIB] == pattern(1, MIB).bytes() && read[MIB..] == *b"more and more");
 }
 
 #[test]

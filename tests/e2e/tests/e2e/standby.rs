@@ -285,6 +285,40 @@ fn promise_8_who_leads_and_stops_in_order_is_followed_at_once() {
 }
 
 #[test]
+fn command_down_of_a_leader_says_who_takes_over() {
+    if needs_nodes() {
+        return;
+    }
+    let fleet = fleet(2, LAZY);
+    let writers: Vec<Writer> = (1..=2)
+        .map(|node| Writer::start(&fleet.mnt(node, format!("d{node}"))))
+        .collect();
+    std::thread::sleep(Duration::from_secs(1));
+    let state = fleet.metadata_state(0);
+    let args = ["down".as_ref(), "--state".as_ref(), state.as_ref()];
+    let down = fleet.run(fleet.metadata_node(0), &args);
+    assert_eq!(down.code, 0, "{down:?}");
+    assert!(
+        down.stderr.contains("server 100 stands by and takes over"),
+        "{down:?}"
+    );
+    wait_until_for(2 * WITHIN, "the other one leads", || fleet.leads(1));
+    std::thread::sleep(Duration::from_secs(8));
+    for (node, writer) in (1..=2).zip(writers) {
+        let written = writer.end();
+        eprintln!("node {node}: longest wait {:?}", written.longest);
+        assert!(written.longest < WITHIN, "{:?}", written.longest);
+        assert_there(&fleet.mnt(node, format!("d{node}")), &written);
+    }
+    // Who stands by knows of no nodes.
+    let refused = fleet.run(
+        fleet.metadata_node(0),
+        &["status".as_ref(), "--state".as_ref(), state.as_ref()],
+    );
+    assert_eq!(refused.code, 1, "{refused:?}");
+}
+
+#[test]
 fn command_server_stands_by_and_says_so() {
     if needs_nodes() {
         return;
@@ -326,6 +360,13 @@ fn command_server_stands_by_and_says_so() {
         refused.code == 1 && refused.stderr.contains("that leads drains all"),
         "{refused:?}"
     );
+    let args = ["fsck".as_ref(), "--state".as_ref(), state.as_ref()];
+    let elsewhere = fleet.run(node, &args);
+    assert_eq!(elsewhere.code, 1, "{elsewhere:?}");
+    let leads = format!("({} on ", fleet.metadata_state(0).display());
+    for part in ["metadata server 100 of fleet cannot check it", &leads] {
+        assert!(elsewhere.stderr.contains(part), "{part}: {elsewhere:?}");
+    }
     let down = fleet.run(node, &["down".as_ref(), "--state".as_ref(), state.as_ref()]);
     assert_eq!(down.code, 0, "{down:?}");
     assert_eq!(fleet.wait_metadata(1), Some(0));

@@ -122,6 +122,13 @@ pub(super) fn settle(drain: &Drain, placed: &[(&Demotion, &CopyReport, &Placed)]
     let mut finished = Vec::with_capacity(published.len());
     for ((demotion, report, outcome), confirmed) in placed.iter().zip(outcomes) {
         let object = demotion.file.object;
+        if let Ok(Confirmed {
+            outdated_shadow: Some(_),
+            ..
+        }) = &confirmed
+        {
+            drain.buffer.ledger().expire_shadow(object);
+        }
         drain.buffer.book_state(&demotion.file);
         match confirmed {
             Ok(Confirmed {
