@@ -46,6 +46,8 @@ struct Share {
     bytes: u64,
     is_direct: bool,
     ended_ms: u64,
+    /// A start has found it, perhaps while a program that outlives the start writes it.
+    is_found: bool,
 }
 
 struct Open {
@@ -196,7 +198,10 @@ impl Book {
     pub fn closed(&mut self, object: u64, key: &Key, size: (u64, bool), uid: u32, now_ms: u64) {
         let opened = self.writing.remove(&object);
         let written = opened.map_or_else(|| Writing::new(uid, now_ms), |(written, _)| written);
-        self.gone(object, now_ms);
+        match self.shares.get(&object) {
+            Some(share) if share.is_found => self.withdraw(object, now_ms),
+            _ => self.gone(object, now_ms),
+        }
         let (bytes, is_direct) = size;
         let share = Share {
             record: 0,
@@ -204,6 +209,7 @@ impl Book {
             bytes,
             is_direct,
             ended_ms: now_ms,
+            is_found: false,
         };
         self.take_in(object, key, share, now_ms);
     }
@@ -241,6 +247,15 @@ impl Book {
         if self.open.get(&share.record).is_none_or(is_there) {
             return;
         }
+        self.withdraw(object, now_ms);
+        self.take_in(object, key, share, now_ms);
+    }
+
+    /// A file counts as if it had never been written.
+    fn withdraw(&mut self, object: u64, now_ms: u64) {
+        let Some(share) = self.shares.remove(&object) else {
+            return;
+        };
         let mut is_void = false;
         self.change(share.record, now_ms, |record| {
             // After a start it may be counted with the files of another record of that name.
@@ -259,7 +274,6 @@ impl Book {
         if is_void && let Some(open) = self.open.remove(&share.record) {
             self.void.extend(open.is_stored.then_some(share.record));
         }
-        self.take_in(object, key, share, now_ms);
     }
 
     /// The copy of a file to the PFS begins.
@@ -463,6 +477,7 @@ fn share_of(file: &Found) -> Share {
         bytes: file.bytes,
         is_direct: file.is_direct,
         ended_ms: file.changed_ms,
+        is_found: true,
     }
 }
 

@@ -6,6 +6,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use forebay_namespace::{File, on_pfs};
+use forebay_types::history::{Record, What};
 use forebay_types::{Errno, Ino};
 use forebay_wire::control::Movement;
 
@@ -44,6 +45,7 @@ pub fn start(
 }
 
 fn run(orders: &Orders, job: &Job, movement: Movement, paths: &[Vec<u8>], asker: &Asker) {
+    let begun_ms = orders.catalog.history().now_ms();
     let sight = Sight::new(orders, asker);
     let conflicts_before = orders.base.conflicts().total();
     let mut work = Work::default();
@@ -107,6 +109,21 @@ fn run(orders: &Orders, job: &Job, movement: Movement, paths: &[Vec<u8>], asker:
     progress.bytes_done = job.bytes_done.load(Ordering::Relaxed);
     progress.cancelled = cut || !progress.left.is_empty();
     progress.finished = true;
+    let what = match movement {
+        Movement::StageIn => What::StageIn,
+        Movement::StageOut => What::StageOut,
+        Movement::Prefetch => What::Prefetch,
+        Movement::Release => What::Release,
+        Movement::Commit => What::Commit,
+    };
+    let history = orders.catalog.history();
+    history.add(Record {
+        ended_ms: history.now_ms(),
+        files: progress.files_done,
+        bytes: progress.bytes_done,
+        failed_files: progress.files_failed,
+        ..Record::new(what, String::new(), asker.uid(), begun_ms)
+    });
 }
 
 /// What a walk has found to do.
