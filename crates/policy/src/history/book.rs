@@ -322,9 +322,9 @@ impl Book {
         }
     }
 
-    /// Whether what an application reads belongs to a restart.
-    pub fn has_restart(&self, application: &str) -> bool {
-        self.restarts.contains_key(application)
+    /// Whether what is read may belong to a restart.
+    pub fn has_restarts(&self) -> bool {
+        !self.restarts.is_empty()
     }
 
     /// A file was opened for reading; it counts once.

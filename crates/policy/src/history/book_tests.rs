@@ -269,7 +269,7 @@ fn what_was_not_saved_before_a_kill_is_made_up_from_what_is_undrained() {
 #[test]
 fn a_restart_counts_each_file_once_where_it_was_read() {
     let mut book = Book::new(0, QUIET_MS);
-    assert!(!book.has_restart("sim"));
+    assert!(!book.has_restarts());
     book.read("sim", (1, 10), true, 5);
     book.restarted(&key("sim", Some(2)), 4, 10);
     book.read("sim", (1, 10), true, 11);
@@ -284,5 +284,5 @@ fn a_restart_counts_each_file_once_where_it_was_read() {
     );
     assert_eq!((record.files, record.bytes), (2, 40));
     assert_eq!((record.from_buffer_bytes, record.from_pfs_bytes), (10, 30));
-    assert!(!book.has_restart("sim"));
+    assert!(!book.has_restarts());
 }

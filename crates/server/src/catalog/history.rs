@@ -91,9 +91,9 @@ impl History {
         self.note(|book, now_ms| book.restarted(key, uid, now_ms));
     }
 
-    /// Whether what an application reads belongs to a restart.
-    pub fn has_restart(&self, application: &str) -> bool {
-        self.is_on() && self.book.lock().has_restart(application)
+    /// Whether what is read may belong to a restart.
+    pub fn has_restarts(&self) -> bool {
+        self.is_on() && self.book.lock().has_restarts()
     }
 
     /// A file, by inode number and size, was opened for reading.

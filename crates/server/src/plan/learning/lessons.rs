@@ -293,8 +293,8 @@ impl Plan {
     /// What a restart reads is put on record.
     fn note_read(&self, application: u32, read: &Read) {
         let history = self.catalog.history();
-        if let Some(name) = self.catalog.apps().name(application)
-            && history.has_restart(&name)
+        if history.has_restarts()
+            && let Some(name) = self.catalog.apps().name(application)
             && let Some(file) = read.measure()
         {
             history.read(&name, file, matches!(read, Read::Here(_)));
