@@ -26,6 +26,7 @@ mod down;
 mod ended;
 mod exit;
 mod fsck;
+mod history;
 mod instance;
 mod job;
 mod keygen;
@@ -39,6 +40,7 @@ mod plan;
 mod policy;
 mod prefetch;
 mod release;
+mod report;
 mod scratch;
 mod server;
 mod show;
@@ -55,6 +57,7 @@ mod up;
 mod usage;
 mod web;
 mod where_is;
+mod whole;
 mod within;
 
 use clap::{Parser, Subcommand};
@@ -106,6 +109,8 @@ enum Command {
     Calibrate(calibrate::CalibrateArgs),
     Plan(plan::PlanArgs),
     Policy(policy::PolicyArgs),
+    History(history::HistoryArgs),
+    Report(report::ReportArgs),
     Simulate(simulate::SimulateArgs),
     Trace(trace::TraceArgs),
     Keygen(keygen::KeygenArgs),
@@ -133,6 +138,8 @@ impl Command {
             Command::Calibrate(args) => calibrate::run(args),
             Command::Plan(args) => plan::run(args),
             Command::Policy(args) => policy::run(args),
+            Command::History(args) => history::run(args),
+            Command::Report(args) => report::run(args),
             Command::Simulate(args) => simulate::run(args),
             Command::Trace(args) => trace::run(args),
             Command::Keygen(args) => keygen::run(args),
