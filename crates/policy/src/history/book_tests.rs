@@ -69,8 +69,8 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
 }
 
 proptest! {
-    /// Whatever happens in which order, and whenever the server is killed: each file that was closed
-    /// is in one record once, and each record knows how many of its files are undrained.
+    /// Whatever happens in which order, and whenever the server is killed: each file that was
+    /// closed is in one record once, and each record knows how many of its files are undrained.
     #[test]
     fn every_file_is_in_one_record(steps in steps()) {
         let keys = [key("a", Some(1)), key("a", Some(2)), key("b", None), key("tmp", None)];

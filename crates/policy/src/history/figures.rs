@@ -4,7 +4,8 @@ use forebay_types::history::{Record, What};
 
 /// Waiting time that was saved: what writing the same bytes takes at the rate of the PFS, less what
 /// it took, summed over the versions. A version that took longer counts against it. Versions that
-/// would have shared the PFS are taken to have had it alone, so the sum is the least that was saved.
+/// would have shared the PFS are taken to have had it alone, so the sum is the least that was
+/// saved.
 pub fn saved_s(records: &[Record], pfs_bytes_per_s: f64) -> f64 {
     let versions = records.iter().filter(|r| r.what == What::Version);
     versions

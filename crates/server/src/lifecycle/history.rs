@@ -1,5 +1,5 @@
-//! The history in the store: what is not over below `o/`, by number; what is over below `s/`, by its
-//! end and number. It is written by a thread of its own, and nobody waits for it.
+//! The history in the store: what is not over below `o/`, by number; what is over below `s/`, by
+//! its end and number. It is written by a thread of its own, and nobody waits for it.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -234,7 +234,8 @@ impl Lifecycle {
                 && record.begun_ms <= asked.until_ms
                 && named.is_none_or(|part| record.application.contains(part))
         };
-        // Before the store is looked at: what is saved meanwhile may come twice, and never is missed.
+        // Before the store is looked at: what is saved meanwhile may come twice, and is never
+        // missed.
         let not_over = self.catalog.history().records();
         let mut page = HistoryPage {
             kept_for_ms: self.catalog.history().keep().for_ms,

@@ -90,28 +90,16 @@ pub fn trace(records: &[Record], site: &Site) -> Result<Trace, Nothing> {
         guessed(records)
     });
     let (mut tables, mut jobs) = (Vec::new(), Vec::new());
-    let mut hits = (0u64, 0u64);
+    let mut restarts = 0;
     for (at, ((name, uid), of)) in applications.iter_mut().enumerate() {
         of.versions.sort_by_key(|r| r.begun_ms);
         let table = application(&format!("{name} ({uid})"), of, site, &since_s, span_s);
         tables.push(table);
-        for (nth, record) in of.versions.iter().enumerate() {
-            jobs.push(json!({
-                "application": at,
-                "version": nth + 1,
-                "latency_s": record.lasted_s().max(SHORTEST_S),
-                "bytes": record.bytes,
-                "name": name,
-                "labelled": record.version,
-                "wait_s": record.wait_us as f64 / 1e6,
-                "stall_s": record.stall_us as f64 / 1e6,
-                "direct": record.direct_files > 0,
-            }));
-        }
-        hits.1 += of.restarts.len() as u64;
+        let versions = of.versions.iter().enumerate();
+        jobs.extend(versions.map(|(nth, record)| job(at, nth + 1, record)));
+        restarts += of.restarts.len();
     }
-    let restarts = records.iter().filter(|r| r.what == What::Restart);
-    hits.0 = restarts.filter(|r| r.from_pfs_bytes == 0).count() as u64;
+    let (_, hits) = forebay_policy::history::figures::restarts(records);
     Ok(Trace {
         parameters: json!({
             "name": "history",
@@ -131,8 +119,23 @@ pub fn trace(records: &[Record], site: &Site) -> Result<Trace, Nothing> {
             "application": tables,
         }),
         jobs,
-        hit_ratio: (hits.1 > 0).then(|| hits.0.min(hits.1) as f64 / hits.1 as f64),
+        hit_ratio: (restarts > 0).then(|| hits.min(restarts as u64) as f64 / restarts as f64),
         assumed,
+    })
+}
+
+/// What was measured of one version, and what may be looked at beside that.
+fn job(application: usize, version: usize, record: &Record) -> Value {
+    json!({
+        "application": application,
+        "version": version,
+        "latency_s": record.lasted_s().max(SHORTEST_S),
+        "bytes": record.bytes,
+        "name": record.application,
+        "labelled": record.version,
+        "wait_s": record.wait_us as f64 / 1e6,
+        "stall_s": record.stall_us as f64 / 1e6,
+        "direct": record.direct_files > 0,
     })
 }
 

@@ -150,11 +150,13 @@ fn a_user_sees_what_is_the_users() {
     wait_over(&cluster, 9);
     wait_over(&cluster, 1);
     assert_eq!(records(&cluster).len(), 2);
-    let program = forebay_testkit::program();
-    let program = Path::new(&program).display().to_string();
-    let mnt = cluster.mnt("").display().to_string();
+    // Where the program is others may not go.
+    let program = cluster.base().join("forebay");
+    fs::copy(forebay_testkit::program(), &program).expect("a copy");
+    let program = program.display();
+    let state = cluster.state().display().to_string();
     let asked = |more: &str| {
-        let line = format!("cd {mnt} && {program} history --csv {more}");
+        let line = format!("{program} history --state {state} --csv {more}");
         as_user(Path::new("/"), 1234, "", &line)
     };
     let theirs = asked("").ok().stdout;
