@@ -27,6 +27,7 @@ mod down;
 mod ended;
 mod exit;
 mod fsck;
+mod history;
 mod instance;
 mod job;
 mod keygen;
@@ -40,6 +41,7 @@ mod plan;
 mod policy;
 mod prefetch;
 mod release;
+mod report;
 mod scratch;
 mod server;
 mod show;
@@ -56,6 +58,7 @@ mod up;
 mod usage;
 mod web;
 mod where_is;
+mod whole;
 mod within;
 
 use clap::{Parser, Subcommand};
@@ -107,6 +110,8 @@ enum Command {
     Calibrate(calibrate::CalibrateArgs),
     Plan(plan::PlanArgs),
     Policy(policy::PolicyArgs),
+    History(history::HistoryArgs),
+    Report(report::ReportArgs),
     Simulate(simulate::SimulateArgs),
     Trace(trace::TraceArgs),
     Keygen(keygen::KeygenArgs),
@@ -134,6 +139,8 @@ impl Command {
             Command::Calibrate(args) => calibrate::run(args),
             Command::Plan(args) => plan::run(args),
             Command::Policy(args) => policy::run(args),
+            Command::History(args) => history::run(args),
+            Command::Report(args) => report::run(args),
             Command::Simulate(args) => simulate::run(args),
             Command::Trace(args) => trace::run(args),
             Command::Keygen(args) => keygen::run(args),

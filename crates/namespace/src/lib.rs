@@ -20,6 +20,7 @@ mod log;
 mod nameless;
 mod namespace;
 mod node;
+mod notes;
 mod ops;
 mod outside;
 mod owed;

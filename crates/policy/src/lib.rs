@@ -42,6 +42,7 @@
 //! | How many threads wait for the kernel's requests? | [`readers`] |
 //! | Who may lock which bytes, and who waits for whom? | [`locks`] |
 //! | How likely is an application to fail next? | [`mtbf`] |
+//! | What is put on record of all that, and for how long? | [`history`] |
 
 pub mod calibration;
 pub mod demotion;
@@ -52,6 +53,7 @@ pub mod fairshare;
 pub mod forecast;
 pub mod handover;
 pub mod health;
+pub mod history;
 pub mod holders;
 pub mod job;
 pub mod leadership;

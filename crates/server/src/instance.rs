@@ -25,7 +25,7 @@ use crate::integrity::{scrub, seal};
 use crate::lifecycle::facts::Facts;
 use crate::lifecycle::onserver::Told;
 use crate::lifecycle::statefolder::{open_store, store_of};
-use crate::lifecycle::{discard, emptying, monitor, replicas, restarts};
+use crate::lifecycle::{discard, emptying, history, monitor, replicas, restarts};
 use crate::opening::{OpenMode, open_rooms};
 use crate::orders::publication;
 use crate::plan::engine;
@@ -220,6 +220,7 @@ impl Instance {
             }
         }
         self.spawn("fb-engine", false, &rooms.plan, engine::beat::run)?;
+        self.spawn("fb-history", true, &rooms.lifecycle, history::run)?;
         self.spawn("fb-discard", true, &rooms.lifecycle, discard::run)?;
         self.spawn(
             "fb-publish",
@@ -449,6 +450,7 @@ impl Instance {
         if let Err(error) = rooms.plan.learning().save(&rooms.plan) {
             tracing::warn!("what was learned is not kept: {error}");
         }
+        rooms.lifecycle.save_history();
         if let Err(failure) = rooms.files.forget_removed() {
             tracing::warn!("removed objects stay on record: {failure}");
         }

@@ -208,7 +208,10 @@ fn take_over(
     emptying.map_err(failed("metadata store"))?;
     rooms.plan.restore_bandwidths();
     match mode {
-        OpenMode::Serve => rooms.lifecycle.recover(loaded)?,
+        OpenMode::Serve => {
+            rooms.lifecycle.recover(loaded)?;
+            rooms.lifecycle.resume_history();
+        }
         OpenMode::Check { dry_run, .. } => {
             let opened = rooms.integrity.open_for_check(loaded, dry_run);
             opened.map_err(failed("recovery"))?;

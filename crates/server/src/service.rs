@@ -370,6 +370,7 @@ impl Server {
                     && let Ok(forebay_namespace::Node::File(file)) = ns.node(ino)
                 {
                     rooms.buffer.name_by_xattrs(&file);
+                    rooms.catalog.note_renamed(file.object);
                 }
             }
             Request::ListXattr { ino, cred } => {
@@ -499,6 +500,9 @@ impl Server {
             Control::Where { paths, after } => {
                 self.bounded(move |rooms| rooms.locate(&asker, &paths, after))
             }
+            Control::History(asked) => Ok(ControlResponse::History(
+                rooms.lifecycle.history(&asker, &asked)?,
+            )),
             Control::Start { movement, paths } => Ok(ControlResponse::Started {
                 id: jobs::run::start(&rooms.orders, movement, paths, asker)?,
             }),

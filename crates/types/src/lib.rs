@@ -4,6 +4,7 @@ mod attr;
 mod entry;
 mod errno;
 pub mod failpoint;
+pub mod history;
 mod ids;
 pub mod limits;
 mod lock;

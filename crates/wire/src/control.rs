@@ -6,9 +6,11 @@ use forebay_types::{Errno, limits};
 use serde::{Deserialize, Serialize};
 
 mod fsck;
+mod history;
 mod nodes;
 
 pub use fsck::{CLEAN_COPY_GONE, CONTENT_LOST, FSYNCED_LEFT, Finding, FsckReport};
+pub use history::{HistoryAsked, HistoryPage};
 pub use nodes::{Awaited, AwaitedFile, EmptyingStatus, NodeStatus, SecondCopiesStatus};
 
 /// An explicit movement of files.
@@ -61,6 +63,8 @@ pub enum Control {
     /// Has a data server's node emptied, so that no new file goes there either; or uses it again.
     /// Answers with the status.
     Node { server: u16, empty: bool },
+    /// What is on record of versions, restarts and movements.
+    History(HistoryAsked),
     /// Compares records, objects and PFS; repairs unless `dry_run`.
     Fsck { dry_run: bool, checksums: bool },
 }
@@ -72,6 +76,7 @@ impl Control {
             Control::Status
             | Control::Where { .. }
             | Control::Job { .. }
+            | Control::History(_)
             | Control::Node { .. } => true,
             // A second start is a second job; the others act on what may have changed in between.
             Control::Start { .. }
@@ -95,6 +100,7 @@ impl Control {
             Control::Calibrate { .. } => "calibrate",
             Control::Policy { .. } => "policy",
             Control::Node { .. } => "order for a node",
+            Control::History(_) => "history",
             Control::Fsck { .. } => "fsck",
         }
     }
@@ -106,6 +112,7 @@ impl Control {
             | Control::Where { .. }
             | Control::Start { .. }
             | Control::Job { .. }
+            | Control::History(_)
             | Control::Node { .. }
             | Control::Cancel { .. } => true,
             Control::Shutdown { .. }
@@ -150,6 +157,7 @@ pub enum ControlResponse {
     Job(JobProgress),
     Stopping,
     Calibrated(Calibrated),
+    History(HistoryPage),
     Fsck(FsckReport),
 }
 

@@ -3,7 +3,7 @@
 use serde::Deserialize;
 use toml::Spanned;
 
-use crate::up::given::{Demotion, Engine, Given, Http, Rule, Scrub};
+use crate::up::given::{Demotion, Engine, Given, History, Http, Rule, Scrub};
 use crate::up::values::{
     Count, Folder, Fraction, Level, Patience, PolicyName, Rate, Size, Span, Spread, Ssd, Switch,
 };
@@ -29,6 +29,8 @@ pub struct Written {
     pub engine: Engine,
     #[serde(default)]
     pub scrub: Scrub,
+    #[serde(default)]
+    pub history: History,
     #[serde(default)]
     pub http: Http,
     #[serde(default, rename = "rule")]
@@ -106,6 +108,7 @@ impl Written {
             demotion: self.demotion.clone(),
             engine: self.engine.clone(),
             scrub: self.scrub.clone(),
+            history: self.history.clone(),
             http: self.http.clone(),
             rules: self.rules.clone(),
             ..Given::default()

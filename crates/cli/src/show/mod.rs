@@ -5,3 +5,4 @@ pub mod meter;
 pub mod progress;
 pub mod table;
 pub mod text;
+pub mod time;

@@ -36,6 +36,8 @@ pub struct Given {
     #[serde(default)]
     pub scrub: Scrub,
     #[serde(default)]
+    pub history: History,
+    #[serde(default)]
     pub http: Http,
     #[serde(default, rename = "rule")]
     pub rules: Vec<Rule>,
@@ -93,6 +95,15 @@ pub struct Scrub {
     pub verify_on_open: Option<Size>,
     pub seal_after: Option<Span>,
     pub calm: Option<Span>,
+}
+
+/// The section `[history]`.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+#[allow(missing_docs)]
+pub struct History {
+    pub keep: Option<Span>,
+    pub size: Option<Size>,
 }
 
 /// The section `[http]`.

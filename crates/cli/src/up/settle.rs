@@ -103,6 +103,9 @@ pub fn settle_member(given: Given, may_mount: bool) -> Result<Plan, Failure> {
     settings.demotion = demotion(given.demotion)?;
     settings.engine = engine(given.engine)?;
     settings.scrub = scrub(given.scrub)?;
+    let kept = given.history.keep.map(|keep| keep.0.as_millis() as u64);
+    set(&mut settings.history.for_ms, kept);
+    set(&mut settings.history.bytes, given.history.size);
     for rule in given.rules {
         settings.rules.push(path_rule(rule)?);
     }

@@ -12,6 +12,7 @@ pub(crate) const NAMELESS_PREFIX: &[u8] = b"n/";
 pub(crate) const GARBAGE_PREFIX: &[u8] = b"g/";
 pub(crate) const INTENT_PREFIX: &[u8] = b"r/";
 pub(crate) const LEFT_PREFIX: &[u8] = b"l/";
+pub(crate) const NOTE_PREFIX: &[u8] = b"h/";
 pub(crate) const NEXT_OBJECT_KEY: &[u8] = b"c/next-object";
 pub(crate) const UNSETTLED_KEY: &[u8] = b"c/unsettled";
 

@@ -11,6 +11,7 @@ use forebay_policy::demotion::COPY_OUT_MIN_BYTES;
 use forebay_policy::demotion::PlacementPolicy;
 use forebay_policy::durability::Durability;
 use forebay_policy::engine::Bandwidths;
+use forebay_policy::history::Keep;
 use forebay_policy::holders::HolderRule;
 use forebay_policy::patience::DATA_SERVERS_AT_START;
 use forebay_policy::placement;
@@ -307,6 +308,8 @@ pub struct Settings {
     pub engine: EngineSettings,
     /// Objects at rest on flash.
     pub scrub: ScrubSettings,
+    /// What is kept of what was written and read.
+    pub history: Keep,
     /// Let the kernel read and write objects by itself where it can.
     pub passthrough: bool,
     /// Room beyond the tiers' sizes for what the kernel writes by itself before it can be made to
@@ -369,6 +372,7 @@ impl Settings {
             demotion: DemotionSettings::default(),
             engine: EngineSettings::default(),
             scrub: ScrubSettings::default(),
+            history: Keep::default(),
             passthrough: true,
             overrun_bytes: None,
             wait_for_space: Duration::from_secs(2),

@@ -52,6 +52,7 @@ impl Buffer {
         let application = self.catalog.apps().renamed(file.object, identity);
         self.ledger.assign(file.object, application);
         self.name_by_xattrs(file);
+        self.catalog.note_renamed(file.object);
     }
 
     /// What somebody has set on the file itself goes before its path.
@@ -67,6 +68,7 @@ impl Buffer {
         self.queue.forget(object);
         self.ledger.depart(object);
         self.catalog.apps().left(object);
+        self.catalog.history().left(object);
     }
 
     /// All files, at some moment. Costs a step for each.

@@ -4,6 +4,7 @@ use std::collections::{HashMap, HashSet};
 use std::time::{Duration, Instant};
 
 use forebay_policy::demotion::Candidate;
+use forebay_policy::history::Key;
 use forebay_policy::mtbf::PRIOR_MTBF_S;
 use forebay_policy::series::Identity;
 use forebay_policy::version::{SizeHistory, VersionTracker};
@@ -253,6 +254,16 @@ impl Applications {
         let facts = inner.files.get(&object)?;
         let name = inner.applications.get(&facts.application)?.name.clone();
         Some((name, facts.version))
+    }
+
+    /// What a file is put on record as: of its version only what is more than a guess.
+    pub fn recorded_as(&self, object: ObjectId) -> Option<Key> {
+        let inner = self.inner.lock();
+        let facts = inner.files.get(&object)?;
+        Some(Key {
+            application: inner.applications.get(&facts.application)?.name.clone(),
+            version: facts.version.filter(|_| facts.certain),
+        })
     }
 
     /// Time since a file was last closed, or arrived, seconds.

@@ -1,6 +1,7 @@
 //! Which application and version a file belongs to.
 
 pub(crate) mod apps;
+pub(crate) mod history;
 pub(crate) mod naming;
 pub(crate) mod rules;
 
@@ -8,6 +9,7 @@ use forebay_policy::durability::Durability;
 
 use crate::base::Base;
 use apps::Applications;
+use history::History;
 use rules::Rules;
 
 /// What is known of applications, and what paths say.
@@ -16,6 +18,8 @@ pub struct Catalog {
     apps: Applications,
     /// Path rules.
     rules: Rules,
+    /// What is put on record.
+    history: History,
     /// Default level of fsync.
     durability: Durability,
 }
@@ -27,6 +31,7 @@ impl Catalog {
         Catalog {
             apps: Applications::new(base.started(), settings.engine.quiet),
             rules: Rules::new(&settings.rules),
+            history: History::new(base),
             durability,
         }
     }

@@ -66,6 +66,8 @@ impl Files {
                 .hold_until_flushed(&file, tier, &*object, most);
             excess = Some(held);
             result = self.last_writer_closed(open, &file, &*object);
+            // Unless it was written.
+            self.catalog.history().put_down(file.object);
         }
         drop(claim);
         if let Some(excess) = excess {
@@ -168,6 +170,17 @@ impl Files {
             .apps()
             .closed(file.object, series, bytes, fsynced);
         self.plan.learning().closed(file.object, bytes);
+        let (uid, is_dirty) = {
+            let state = file.lock();
+            (state.meta.uid, state.is_dirty())
+        };
+        let is_direct = self.buffer.tiers().kind(file.tier()) == TierKind::Pfs;
+        self.catalog
+            .note_closed(file.object, (bytes, is_direct), uid);
+        if !is_dirty {
+            // Its last fsync has put it on the PFS.
+            self.catalog.history().drained(file.object, bytes);
+        }
         if self.plan.engine().is_throttled()
             && let Some((application, _)) = self.catalog.apps().of(file.object)
         {

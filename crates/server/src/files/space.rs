@@ -209,7 +209,11 @@ impl Files {
             match self.grow(open, len)? {
                 None => {
                     if counted {
-                        self.base.counters().note_space_wait(started.elapsed());
+                        let waited = started.elapsed();
+                        self.base.counters().note_space_wait(waited);
+                        if let Target::Buffer { file, .. } = &*open.target.read() {
+                            self.catalog.history().stalled(file.object, waited);
+                        }
                     }
                     return Ok(Room::Yes);
                 }

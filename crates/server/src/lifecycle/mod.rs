@@ -6,6 +6,7 @@ pub(crate) mod boot;
 pub(crate) mod discard;
 pub(crate) mod emptying;
 pub(crate) mod facts;
+pub(crate) mod history;
 pub(crate) mod lost;
 pub(crate) mod monitor;
 pub(crate) mod nameless;
@@ -39,6 +40,7 @@ use crate::integrity::Integrity;
 use crate::orders::Orders;
 use crate::plan::Plan;
 use boot::Boot;
+use history::Index;
 use replicas::Unsafe;
 
 /// From a start to a stop.
@@ -63,6 +65,8 @@ pub struct Lifecycle {
     second_copies: Mutex<Option<Unsafe>>,
     /// Names of files by which nodes look whether they see the same PFS.
     probes: Mutex<HashSet<Vec<u8>>>,
+    /// What the history has that is over.
+    history: Mutex<Index>,
 }
 
 impl Lifecycle {
@@ -84,6 +88,7 @@ impl Lifecycle {
             second_copies_due: AtomicBool::new(false),
             second_copies: Mutex::default(),
             probes: Mutex::default(),
+            history: Mutex::default(),
             base: drain.base().clone(),
             catalog: drain.catalog().clone(),
             buffer: drain.buffer().clone(),

@@ -220,6 +220,21 @@ pub struct Application {
     pub stage_in_bytes: u64,
     /// Space it holds for its life under the policy `dedicated`.
     pub dedicated_bytes: u64,
+    /// When its checkpoints begin, where a history says so; else by the interval.
+    pub times_s: Vec<f64>,
+    /// The sizes of these checkpoints; none: all as large as `checkpoint_bytes`.
+    pub sizes_bytes: Vec<u64>,
+    /// When it restarts, where a history says so: it reads, and disturbs nothing.
+    pub restarts_s: Vec<f64>,
+}
+
+impl Application {
+    /// The size of a version, from 1 on.
+    pub fn version_bytes(&self, version: u64) -> u64 {
+        let at = usize::try_from(version.saturating_sub(1)).unwrap_or(usize::MAX);
+        let known = self.sizes_bytes.get(at);
+        known.copied().unwrap_or(self.checkpoint_bytes)
+    }
 }
 
 impl Scenario {

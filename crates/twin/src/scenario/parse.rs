@@ -222,6 +222,9 @@ fn application(
         stripe: section.count("stripe", 1, stripe_max)?.unwrap_or(1) as u32,
         stage_in_bytes: section.size("stage_in")?.unwrap_or(0),
         dedicated_bytes: section.size("dedicated")?.unwrap_or(checkpoint_bytes),
+        times_s: section.seconds_list("times")?.unwrap_or_default(),
+        sizes_bytes: section.size_list("sizes")?.unwrap_or_default(),
+        restarts_s: section.seconds_list("restarts")?.unwrap_or_default(),
         name,
     };
     let positive = [
@@ -233,8 +236,30 @@ fn application(
     ];
     match positive.iter().find(|(_, value)| *value <= 0.0) {
         Some((key, _)) => Err(section.error(key, section.line_of(key), "must be more than 0")),
-        None => Ok(application),
+        None => check_history(section, &application).map(|()| application),
     }
+}
+
+/// What a history says is of one application, in the order of time, and complete.
+fn check_history(section: &Section<'_>, application: &Application) -> Result<(), ScenarioError> {
+    let (times, sizes) = (&application.times_s, &application.sizes_bytes);
+    let is_given = !times.is_empty() || !application.restarts_s.is_empty();
+    let wrong = if is_given && application.count > 1 {
+        (
+            "times",
+            "times and restarts are of one application: count is 1",
+        )
+    } else if !times.is_sorted() {
+        ("times", "must be in order")
+    } else if !sizes.is_empty() && sizes.len() != times.len() {
+        ("sizes", "must be as many as there are times")
+    } else if sizes.contains(&0) {
+        ("sizes", "must be more than 0")
+    } else {
+        return Ok(());
+    };
+    let (key, why) = wrong;
+    Err(section.error(key, section.line_of(key), why))
 }
 
 /// The rates must be positive and in order; each is named with its line.
@@ -327,6 +352,10 @@ fn check_load(
     }
     let mut total_bytes_per_s = 0.0;
     for (application, section) in scenario.applications.iter().zip(sections) {
+        // What was written once can be written again, if late.
+        if !application.times_s.is_empty() {
+            continue;
+        }
         let node_bytes_per_s = scenario.bb.bw_max_bytes_per_s / f64::from(scenario.bb.nodes);
         let rate =
             (node_bytes_per_s * f64::from(application.stripe)).min(application.link_bytes_per_s);

@@ -378,12 +378,21 @@ impl<'a> Section<'a> {
 
     /// A list of seconds.
     pub fn seconds_list(&self, key: &str) -> Result<Option<Vec<f64>>, ScenarioError> {
+        self.list(key, "a duration", seconds)
+    }
+
+    fn list<T>(
+        &self,
+        key: &str,
+        expected: &str,
+        read: impl Fn(&Raw<'_>) -> Result<T, String>,
+    ) -> Result<Option<Vec<T>>, ScenarioError> {
         self.ask(key);
         if let Some(text) = self.document.replaced(&[self.full(key)], key) {
             let parts = text
                 .split(',')
-                .map(|part| seconds(&Raw::Text(part.trim().into())));
-            let list: Result<Vec<f64>, String> = parts.collect();
+                .map(|part| read(&Raw::Text(part.trim().into())));
+            let list: Result<Vec<T>, String> = parts.collect();
             return list.map(Some).map_err(|why| self.error(key, None, why));
         }
         let Some(value) = self.table.and_then(|t| t.get(key)) else {
@@ -394,13 +403,18 @@ impl<'a> Section<'a> {
             return Err(self.error(key, line, not_a("a list", kind(value.get_ref()))));
         };
         let one = |value: &Spanned<DeValue<'_>>| match value.get_ref() {
-            DeValue::String(text) => seconds(&Raw::Text(text.to_string())),
-            DeValue::Integer(i) => seconds(&number(i.as_str())),
-            DeValue::Float(f) => seconds(&number(f.as_str())),
-            other => Err(not_a("a duration", kind(other))),
+            DeValue::String(text) => read(&Raw::Text(text.to_string())),
+            DeValue::Integer(i) => read(&number(i.as_str())),
+            DeValue::Float(f) => read(&number(f.as_str())),
+            other => Err(not_a(expected, kind(other))),
         };
-        let list: Result<Vec<f64>, String> = all.iter().map(one).collect();
+        let list: Result<Vec<T>, String> = all.iter().map(one).collect();
         list.map(Some).map_err(|why| self.error(key, line, why))
+    }
+
+    /// A list of sizes.
+    pub fn size_list(&self, key: &str) -> Result<Option<Vec<u64>>, ScenarioError> {
+        self.list(key, "a size", size)
     }
 
     /// Refuses keys that nobody asked for.

@@ -15,6 +15,8 @@ pub(super) enum Event {
     Checkpoint(u32, u32),
     /// The application fails.
     Fail(u32),
+    /// The application restarts, as its history says: it reads and disturbs nothing.
+    Restart(u32),
     /// The application ends.
     End(u32),
     /// An application drawn at random restarts, [`crate::scenario::FailureMode::Draws`].

@@ -28,6 +28,11 @@ impl Sim<'_> {
         self.count_restart(app);
     }
 
+    /// A restart of the application's history.
+    pub(super) fn note_restart(&mut self, app: u32) {
+        self.count_restart(app);
+    }
+
     /// Counts a restart, learns from it, and says whether the burst buffer had all of the newest
     /// checkpoint; `None` without a complete one.
     fn count_restart(&mut self, app: u32) -> Option<bool> {
@@ -145,7 +150,8 @@ impl Sim<'_> {
             by_node,
         });
         let kind = &self.scenario.applications[self.apps[app as usize].kind as usize];
-        let bytes = kind.checkpoint_bytes;
+        let newest = self.apps[app as usize].newest.unwrap_or(0);
+        let bytes = kind.version_bytes(newest);
         match hit {
             Some(true) => {
                 for node in &nodes {
@@ -227,9 +233,16 @@ impl Sim<'_> {
         let a = &mut self.apps[app as usize];
         let kind = &self.scenario.applications[a.kind as usize];
         a.newest_s = now_s;
-        a.due_s = now_s + kind.interval_s;
+        let given = usize::try_from(a.version).unwrap_or(usize::MAX);
+        a.due_s = match kind.times_s.is_empty() {
+            true => now_s + kind.interval_s,
+            false => kind
+                .times_s
+                .get(given)
+                .map_or(f64::INFINITY, |at_s| at_s.max(now_s)),
+        };
         let (due_s, end_s, failures) = (a.due_s, a.end_s, a.failures);
-        if due_s <= end_s {
+        if due_s <= end_s && due_s.is_finite() {
             self.calendar.plan(due_s, Event::Checkpoint(app, failures));
         }
         if self.scenario.failures.mode == FailureMode::Process && !by_node {

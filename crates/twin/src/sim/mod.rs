@@ -173,7 +173,9 @@ impl<'a> Sim<'a> {
                 let mtbf_s = a.mtbf.sample(rng);
                 let start_s = a.start.sample(rng);
                 let gap_s = a.interval_s / f64::from(a.count);
+                let given_s = a.times_s.first();
                 let offset_s = match scenario.arrivals.pattern {
+                    _ if given_s.is_some() => given_s.map_or(0.0, |at_s| at_s - start_s),
                     Pattern::Random => rng.share() * a.interval_s,
                     Pattern::Given => a.interval_s,
                     pattern => gap_s * f64::from(i) * pattern.gap_share(),
@@ -204,6 +206,9 @@ impl<'a> Sim<'a> {
                     has_ended: false,
                 });
                 self.calendar.plan(start_s, Event::Start(index));
+                for at_s in &a.restarts_s {
+                    self.calendar.plan(*at_s, Event::Restart(index));
+                }
             }
         }
     }
@@ -259,6 +264,7 @@ impl<'a> Sim<'a> {
             Event::Start(app) => self.start_application(app),
             Event::Checkpoint(app, failures) => self.begin_checkpoint(app, failures),
             Event::Fail(app) => self.fail(app, false),
+            Event::Restart(app) => self.note_restart(app),
             Event::End(app) => self.end_application(app),
             Event::Draw => self.draw_restart(),
             Event::Sample => self.sample(),

@@ -88,7 +88,7 @@ impl Sim<'_> {
             is_direct: false,
             by_node: false,
         });
-        let total = kind.checkpoint_bytes;
+        let total = kind.version_bytes(a.version);
         for i in 0..stripe {
             let request = Request {
                 app,
@@ -390,7 +390,7 @@ impl Sim<'_> {
             wait_s: started_s - phase.arrive_s,
             stall_s: phase.stall_s,
             execution_s: (now_s - started_s - phase.stall_s).max(0.0),
-            bytes: kind.checkpoint_bytes,
+            bytes: kind.version_bytes(a.version),
             direct: phase.is_direct,
         };
         self.version_is_complete(app);
@@ -405,7 +405,15 @@ impl Sim<'_> {
             a.tracker.removed(before);
         }
         a.newest_s = now_s;
-        a.due_s = (a.due_s + kind.interval_s).max(now_s);
+        let given = usize::try_from(a.version).unwrap_or(usize::MAX);
+        a.due_s = match kind.times_s.is_empty() {
+            true => (a.due_s + kind.interval_s).max(now_s),
+            // The next checkpoint, or none.
+            false => kind
+                .times_s
+                .get(given)
+                .map_or(f64::INFINITY, |at_s| at_s.max(now_s)),
+        };
         let jitter = match kind.jitter > 0.0 {
             true => (self.jitter_rng.share() - 0.5) * 2.0 * kind.jitter * kind.interval_s,
             false => 0.0,
@@ -416,7 +424,7 @@ impl Sim<'_> {
             self.records.push(record);
         }
         self.retire_old_versions(app);
-        if next_s <= end_s {
+        if next_s <= end_s && next_s.is_finite() {
             self.calendar.plan(next_s, Event::Checkpoint(app, failures));
         }
     }

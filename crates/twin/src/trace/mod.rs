@@ -5,6 +5,7 @@
 //! the top of the scenario.
 
 mod darshan;
+pub mod history;
 mod sacct;
 mod swf;
 #[cfg(test)]

@@ -23,6 +23,7 @@ mod fsync;
 mod group;
 mod hanging;
 mod hanging_inside;
+mod history;
 mod holders;
 mod inner;
 mod kept;

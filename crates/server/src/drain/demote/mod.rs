@@ -205,7 +205,10 @@ fn begin(drain: &Drain, object: ObjectId) -> Option<Demotion> {
     let begun = drain.ns.begin_demotion(&file);
     drop(claim);
     match begun {
-        Ok(Some(demotion)) => Some(demotion),
+        Ok(Some(demotion)) => {
+            drain.catalog.history().copying(object);
+            Some(demotion)
+        }
         Ok(None) => {
             // Clean, unlinked, or a writer has it: the writer's close will put it back.
             drain.buffer.leave_overflow(&file);

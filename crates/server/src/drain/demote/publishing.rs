@@ -149,6 +149,9 @@ pub(super) fn settle(drain: &Drain, placed: &[(&Demotion, &CopyReport, &Placed)]
                     .demoted_bytes
                     .fetch_add(report.data_bytes, Ordering::Relaxed);
                 counters.demoted_files.fetch_add(1, Ordering::Relaxed);
+                if current {
+                    drain.catalog.history().drained(object, report.data_bytes);
+                }
                 finished.push(Finished {
                     object,
                     again: !current,

@@ -116,7 +116,15 @@ impl Guard {
             }
         });
         // Whoever else was held back has room now, or is closed.
-        self.held.retain(|object, _| over.contains(object));
+        self.held.retain(|object, hold| {
+            let stays = over.contains(object);
+            if let Hold::BlockedWriter { since, .. } = hold
+                && !stays
+            {
+                files.catalog.history().stalled(*object, since.elapsed());
+            }
+            stays
+        });
         leases
     }
 

@@ -6,8 +6,9 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use forebay_namespace::{File, on_pfs};
+use forebay_types::history::{Record, What};
 use forebay_types::{Errno, Ino};
-use forebay_wire::control::Movement;
+use forebay_wire::control::{JobProgress, Movement};
 
 use super::stores::{self, KeptStores};
 use super::{
@@ -44,6 +45,7 @@ pub fn start(
 }
 
 fn run(orders: &Orders, job: &Job, movement: Movement, paths: &[Vec<u8>], asker: &Asker) {
+    let begun_ms = orders.catalog.history().now_ms();
     let sight = Sight::new(orders, asker);
     let conflicts_before = orders.base.conflicts().total();
     let mut work = Work::default();
@@ -107,6 +109,31 @@ fn run(orders: &Orders, job: &Job, movement: Movement, paths: &[Vec<u8>], asker:
     progress.bytes_done = job.bytes_done.load(Ordering::Relaxed);
     progress.cancelled = cut || !progress.left.is_empty();
     progress.finished = true;
+    put_on_record(orders, movement, asker.uid(), begun_ms, &progress);
+}
+
+fn put_on_record(
+    orders: &Orders,
+    movement: Movement,
+    uid: u32,
+    begun_ms: u64,
+    progress: &JobProgress,
+) {
+    let what = match movement {
+        Movement::StageIn => What::StageIn,
+        Movement::StageOut => What::StageOut,
+        Movement::Prefetch => What::Prefetch,
+        Movement::Release => What::Release,
+        Movement::Commit => What::Commit,
+    };
+    let history = orders.catalog.history();
+    history.add(Record {
+        ended_ms: history.now_ms(),
+        files: progress.files_done.saturating_sub(progress.files_failed),
+        bytes: progress.bytes_done,
+        failed_files: progress.files_failed,
+        ..Record::new(what, String::new(), uid, begun_ms)
+    });
 }
 
 /// What a walk has found to do.

@@ -87,7 +87,11 @@ impl Plan {
             _ => return None,
         };
         let (application, _) = self.catalog.apps().of(object)?;
+        let begun = std::time::Instant::now();
         let turn = self.engine.enter(server, application.into(), class);
+        if class == Class::Checkpoint && turn.is_some() {
+            self.catalog.history().waited(object, begun.elapsed());
+        }
         if class == Class::Checkpoint && bytes > 0 {
             self.engine.pace_write(bytes);
         }

@@ -6,6 +6,7 @@ use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use forebay_namespace::{File, Namespace, NsError, in_record};
 use forebay_policy::forecast::Learner;
+use forebay_policy::history::Key;
 use forebay_policy::mtbf::{PRIOR_MTBF_S, ReadPurpose, RestartDetector, Writers, prior_s};
 use forebay_tiers::{FileObject, Object};
 use forebay_types::{Cred, Handle, ObjectId, OpenFlags, Process};
@@ -23,8 +24,8 @@ use crate::plan::Plan;
 enum Read {
     /// A file of the burst buffer.
     Here(Arc<File>),
-    /// One that is on the PFS only.
-    OnPfs(Arc<FileObject>),
+    /// One that is on the PFS only, with its inode number there and what it is put on record as.
+    OnPfs(Arc<FileObject>, u64, Key),
 }
 
 impl Read {
@@ -36,9 +37,17 @@ impl Read {
                 state.meta.mtime.max(state.meta.ctime)
             }
             // Its time of change is that of its drain.
-            Read::OnPfs(file) => file.stat().ok()?.mtime,
+            Read::OnPfs(file, ..) => file.stat().ok()?.mtime,
         };
         Some(changed.sec as f64 + f64::from(changed.nsec) / 1e9)
+    }
+
+    /// Inode number and size.
+    fn measure(&self) -> Option<(u64, u64)> {
+        match self {
+            Read::Here(file) => Some((file.ino.0, file.lock().meta.size)),
+            Read::OnPfs(file, ino, _) => Some((*ino, file.stat().ok()?.size)),
+        }
     }
 }
 
@@ -259,15 +268,36 @@ impl Plan {
                 let path = node.parent.path_of(&node.name);
                 let identity = self.catalog.rules().identify(&path);
                 match self.catalog.apps().number(&identity.application) {
-                    Some(number) => (number, Read::OnPfs(file.clone())),
+                    Some(number) => {
+                        let key = Key {
+                            application: identity.application,
+                            version: identity.version.filter(|_| identity.is_certain),
+                        };
+                        (number, Read::OnPfs(file.clone(), node.id.ino, key))
+                    }
                     None => return,
                 }
             }
         };
         if flags.writes() {
+            if let Read::Here(file) = &read {
+                self.catalog.note_writer(file.object, cred.uid);
+            }
             self.note_writer(application, cred.process, &read);
         } else {
-            self.note_reader(application, cred.process, &read);
+            self.note_reader(application, cred, &read);
+            self.note_read(application, &read);
+        }
+    }
+
+    /// What a restart reads is put on record.
+    fn note_read(&self, application: u32, read: &Read) {
+        let history = self.catalog.history();
+        if history.has_restarts()
+            && let Some(name) = self.catalog.apps().name(application)
+            && let Some(file) = read.measure()
+        {
+            history.read(&name, file, matches!(read, Read::Here(_)));
         }
     }
 
@@ -289,7 +319,7 @@ impl Plan {
             None => {
                 let path = match written {
                     Read::Here(file) => file.path(),
-                    Read::OnPfs(_) => Vec::new(),
+                    Read::OnPfs(..) => Vec::new(),
                 };
                 RestartDetector::new(
                     self.prior_mtbf_s(&path, process),
@@ -367,7 +397,8 @@ impl Plan {
         inner.runs.insert(application, runs);
     }
 
-    fn note_reader(&self, application: u32, process: Process, read: &Read) {
+    fn note_reader(&self, application: u32, cred: &Cred, read: &Read) {
+        let process = cred.process;
         let now_s = self.learning.now_s();
         // The PFS may take its time to answer, and is asked before others wait for this.
         let changed_s = match self.are_writers_unknown(application) {
@@ -427,6 +458,13 @@ impl Plan {
             inner.changed = true;
             drop(inner);
             self.catalog.apps().set_mtbf(application, mtbf_s);
+            let key = match read {
+                Read::Here(file) => self.catalog.apps().recorded_as(file.object),
+                Read::OnPfs(_, _, key) => Some(key.clone()),
+            };
+            if let Some(key) = key {
+                self.catalog.history().restarted(&key, cred.uid);
+            }
         }
     }
 }

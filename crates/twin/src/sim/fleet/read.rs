@@ -93,7 +93,8 @@ impl Sim<'_> {
     fn read_part(&mut self, app: u32, slot: u32, source: Source) {
         let a = &self.apps[app as usize];
         let kind = &self.scenario.applications[a.kind as usize];
-        let (total, stripe) = (kind.checkpoint_bytes, u64::from(kind.stripe));
+        let newest = a.newest.unwrap_or(0);
+        let (total, stripe) = (kind.version_bytes(newest), u64::from(kind.stripe));
         let bytes = (total / stripe + u64::from(u64::from(slot) < total % stripe)).max(1);
         let (attempt, newest) = (a.attempt, a.newest);
         match source {

@@ -1,0 +1,498 @@
+//! The records that are not over, and what changes them.
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+
+use forebay_types::history::{Record, What};
+
+/// Records that are not over. Beyond that the oldest is over as it is.
+const OPEN_MAX: usize = 4096;
+/// Of a restart, files that were counted are remembered of so many.
+const COUNTED_MAX: usize = 1 << 16;
+
+/// What files of one record have in common.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Key {
+    /// The application.
+    pub application: String,
+    /// The version, where it is more than a guess.
+    pub version: Option<u64>,
+}
+
+/// A file that is being written.
+#[derive(Clone, Copy)]
+struct Writing {
+    uid: u32,
+    begun_ms: u64,
+    wait_us: u64,
+    stall_us: u64,
+}
+
+impl Writing {
+    fn new(uid: u32, begun_ms: u64) -> Writing {
+        Writing {
+            uid,
+            begun_ms,
+            wait_us: 0,
+            stall_us: 0,
+        }
+    }
+}
+
+/// A file that was written and is not on the PFS.
+#[derive(Clone, Copy)]
+struct Share {
+    record: u64,
+    written: Writing,
+    bytes: u64,
+    is_direct: bool,
+    ended_ms: u64,
+    /// A start has found it, perhaps while a program that outlives the start writes it.
+    is_found: bool,
+}
+
+struct Open {
+    record: Record,
+    /// When it last changed.
+    touched_ms: u64,
+    /// Counts changes.
+    changes: u64,
+    /// As many were saved.
+    saved: u64,
+    /// It is in the store.
+    is_stored: bool,
+    /// Of a restart: files that were counted.
+    counted: HashSet<u64>,
+}
+
+/// A file that a start has found undrained.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Found {
+    /// Its object.
+    pub object: u64,
+    /// What it belongs to.
+    pub key: Key,
+    /// Its owner.
+    pub uid: u32,
+    /// Its size, bytes.
+    pub bytes: u64,
+    /// When it was last changed.
+    pub changed_ms: u64,
+    /// It is on the PFS already, without its name.
+    pub is_direct: bool,
+}
+
+/// What the store is to be told.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Changes {
+    /// Records that are not over, with the count of their changes.
+    pub open: Vec<(u64, Record, u64)>,
+    /// Records that are over.
+    pub over: Vec<(u64, Record)>,
+    /// Records of which nothing is left.
+    pub void: Vec<u64>,
+}
+
+/// The records that are not over, or not saved.
+pub struct Book {
+    quiet_ms: u64,
+    next: u64,
+    open: BTreeMap<u64, Open>,
+    /// The record that takes in what comes.
+    current: HashMap<Key, u64>,
+    restarts: HashMap<String, u64>,
+    /// With what each belonged to when it was opened.
+    writing: HashMap<u64, (Writing, Key)>,
+    shares: HashMap<u64, Share>,
+    over: Vec<(u64, Record)>,
+    void: Vec<u64>,
+}
+
+impl Book {
+    /// Empty. Records have numbers from `first` on, which no other start may give; after a pause of
+    /// `quiet_ms` what comes is another record, where no version says so.
+    pub fn new(first: u64, quiet_ms: u64) -> Book {
+        Book {
+            quiet_ms,
+            next: first,
+            open: BTreeMap::new(),
+            current: HashMap::new(),
+            restarts: HashMap::new(),
+            writing: HashMap::new(),
+            shares: HashMap::new(),
+            over: Vec::new(),
+            void: Vec::new(),
+        }
+    }
+
+    fn begin(&mut self, record: Record, touched_ms: u64) -> u64 {
+        let id = self.next;
+        self.next += 1;
+        let open = Open {
+            record,
+            touched_ms,
+            changes: 1,
+            saved: 0,
+            is_stored: false,
+            counted: HashSet::new(),
+        };
+        self.open.insert(id, open);
+        if self.open.len() > OPEN_MAX
+            && let Some(oldest) = self.open.keys().next().copied()
+        {
+            self.end(oldest);
+        }
+        id
+    }
+
+    fn end(&mut self, id: u64) {
+        if let Some(mut open) = self.open.remove(&id) {
+            open.record.over = true;
+            self.over.push((id, open.record));
+        }
+    }
+
+    fn change(&mut self, id: u64, now_ms: u64, change: impl FnOnce(&mut Record)) {
+        if let Some(open) = self.open.get_mut(&id) {
+            change(&mut open.record);
+            open.touched_ms = now_ms;
+            open.changes += 1;
+        }
+    }
+
+    /// The record of what is written now, and was begun then.
+    fn current(&mut self, key: &Key, uid: u32, begun_ms: u64, now_ms: u64) -> u64 {
+        let pause_ms = self.quiet_ms;
+        if let Some(id) = self.current.get(key)
+            && let Some(open) = self.open.get(id)
+            && (key.version.is_some() || begun_ms <= open.record.ended_ms.saturating_add(pause_ms))
+        {
+            return *id;
+        }
+        let mut record = Record::new(What::Version, key.application.clone(), uid, begun_ms);
+        record.version = key.version;
+        let id = self.begin(record, now_ms);
+        self.current.insert(key.clone(), id);
+        id
+    }
+
+    /// A file is being written.
+    pub fn opened(&mut self, object: u64, key: Key, uid: u32, now_ms: u64) {
+        let written = Writing::new(uid, now_ms);
+        self.writing.entry(object).or_insert((written, key));
+    }
+
+    /// Who writes a file has waited for a turn, and for space.
+    pub fn waited(&mut self, object: u64, wait_us: u64, stall_us: u64) {
+        if let Some((writing, _)) = self.writing.get_mut(&object) {
+            writing.wait_us += wait_us;
+            writing.stall_us += stall_us;
+        }
+    }
+
+    /// Nobody writes a file any more.
+    pub fn put_down(&mut self, object: u64) {
+        self.writing.remove(&object);
+    }
+
+    /// A file was written and closed.
+    pub fn closed(&mut self, object: u64, key: &Key, size: (u64, bool), uid: u32, now_ms: u64) {
+        let opened = self.writing.remove(&object);
+        let written = opened.map_or_else(|| Writing::new(uid, now_ms), |(written, _)| written);
+        match self.shares.get(&object) {
+            Some(share) if share.is_found => self.withdraw(object, now_ms),
+            _ => self.gone(object, now_ms),
+        }
+        let (bytes, is_direct) = size;
+        let share = Share {
+            record: 0,
+            written,
+            bytes,
+            is_direct,
+            ended_ms: now_ms,
+            is_found: false,
+        };
+        self.take_in(object, key, share, now_ms);
+    }
+
+    fn take_in(&mut self, object: u64, key: &Key, share: Share, now_ms: u64) {
+        let written = share.written;
+        let id = self.current(key, written.uid, written.begun_ms, now_ms);
+        self.change(id, now_ms, |record| {
+            record.begun_ms = record.begun_ms.min(written.begun_ms);
+            record.ended_ms = record.ended_ms.max(share.ended_ms);
+            record.files += 1;
+            record.bytes += share.bytes;
+            record.direct_files += u64::from(share.is_direct);
+            record.direct_bytes += if share.is_direct { share.bytes } else { 0 };
+            record.wait_us += written.wait_us;
+            record.stall_us += written.stall_us;
+        });
+        self.shares.insert(
+            object,
+            Share {
+                record: id,
+                ..share
+            },
+        );
+    }
+
+    /// An undrained file belongs to something else now: its name has changed.
+    pub fn renamed(&mut self, object: u64, key: &Key, now_ms: u64) {
+        let Some(share) = self.shares.get(&object).copied() else {
+            return;
+        };
+        let is_there = |open: &Open| {
+            open.record.application == key.application && open.record.version == key.version
+        };
+        if self.open.get(&share.record).is_none_or(is_there) {
+            return;
+        }
+        self.withdraw(object, now_ms);
+        self.take_in(object, key, share, now_ms);
+    }
+
+    /// A file counts as if it had never been written.
+    fn withdraw(&mut self, object: u64, now_ms: u64) {
+        let Some(share) = self.shares.remove(&object) else {
+            return;
+        };
+        let mut is_void = false;
+        self.change(share.record, now_ms, |record| {
+            // After a start it may be counted with the files of another record of that name.
+            let less = |from: &mut u64, by: u64| *from = from.saturating_sub(by);
+            less(&mut record.files, 1);
+            less(&mut record.bytes, share.bytes);
+            less(&mut record.direct_files, u64::from(share.is_direct));
+            less(
+                &mut record.direct_bytes,
+                if share.is_direct { share.bytes } else { 0 },
+            );
+            less(&mut record.wait_us, share.written.wait_us);
+            less(&mut record.stall_us, share.written.stall_us);
+            is_void = record.files == 0;
+        });
+        if is_void && let Some(open) = self.open.remove(&share.record) {
+            self.void.extend(open.is_stored.then_some(share.record));
+        }
+    }
+
+    /// The copy of a file to the PFS begins.
+    pub fn copying(&mut self, object: u64, now_ms: u64) {
+        if let Some(share) = self.shares.get(&object) {
+            self.change(share.record, now_ms, |record| {
+                record.drain_begun_ms.get_or_insert(now_ms);
+            });
+        }
+    }
+
+    /// A file is whole on the PFS; so much was copied for that.
+    pub fn drained(&mut self, object: u64, copied_bytes: u64, now_ms: u64) {
+        if let Some(share) = self.shares.remove(&object) {
+            self.change(share.record, now_ms, |record| {
+                record.drained_files += 1;
+                record.drained_bytes += copied_bytes;
+                record.drained_ms = Some(now_ms);
+            });
+        }
+    }
+
+    /// A file was removed.
+    pub fn left(&mut self, object: u64, now_ms: u64) {
+        self.writing.remove(&object);
+        self.gone(object, now_ms);
+    }
+
+    /// What was written is not there any more, or not what is to be drained.
+    fn gone(&mut self, object: u64, now_ms: u64) {
+        if let Some(share) = self.shares.remove(&object) {
+            self.change(share.record, now_ms, |record| {
+                record.gone_files += 1;
+                record.gone_bytes += share.bytes;
+            });
+        }
+    }
+
+    /// An application has begun again and reads.
+    pub fn restarted(&mut self, key: &Key, uid: u32, now_ms: u64) {
+        let mut record = Record::new(What::Restart, key.application.clone(), uid, now_ms);
+        record.version = key.version;
+        let id = self.begin(record, now_ms);
+        if let Some(before) = self.restarts.insert(key.application.clone(), id) {
+            self.end(before);
+        }
+    }
+
+    /// Whether what is read may belong to a restart.
+    pub fn has_restarts(&self) -> bool {
+        !self.restarts.is_empty()
+    }
+
+    /// A file was opened for reading; it counts once.
+    pub fn read(&mut self, application: &str, file: (u64, u64), in_buffer: bool, now_ms: u64) {
+        let Some(id) = self.restarts.get(application).copied() else {
+            return;
+        };
+        let (ino, bytes) = file;
+        let Some(open) = self.open.get_mut(&id) else {
+            return;
+        };
+        if open.counted.len() >= COUNTED_MAX || !open.counted.insert(ino) {
+            return;
+        }
+        self.change(id, now_ms, |record| {
+            record.ended_ms = now_ms;
+            record.files += 1;
+            record.bytes += bytes;
+            match in_buffer {
+                true => record.from_buffer_bytes += bytes,
+                false => record.from_pfs_bytes += bytes,
+            }
+        });
+    }
+
+    /// Something is over at once.
+    pub fn add(&mut self, record: Record, now_ms: u64) {
+        let id = self.begin(record, now_ms);
+        self.end(id);
+    }
+
+    /// Takes in a record of an earlier start that was not over.
+    pub fn restore(&mut self, id: u64, record: Record, now_ms: u64) {
+        let key = Key {
+            application: record.application.clone(),
+            version: record.version,
+        };
+        match record.what {
+            What::Restart => drop(self.restarts.insert(key.application, id)),
+            _ => drop(self.current.insert(key, id)),
+        }
+        let open = Open {
+            record,
+            touched_ms: now_ms,
+            changes: 1,
+            saved: 1,
+            is_stored: true,
+            counted: HashSet::new(),
+        };
+        self.open.insert(id, open);
+    }
+
+    /// After a start: brings what was restored in line with what is undrained. What an earlier
+    /// start has not saved is made up from that.
+    pub fn resume(&mut self, found: Vec<Found>, now_ms: u64) {
+        let mut by_key: HashMap<Key, Vec<Found>> = HashMap::new();
+        for file in found {
+            by_key.entry(file.key.clone()).or_default().push(file);
+        }
+        for files in by_key.values_mut() {
+            files.sort_by_key(|file| file.changed_ms);
+        }
+        // The oldest record has what was changed first; what was not on record yet changed last.
+        for (id, open) in &mut self.open {
+            let key = Key {
+                application: open.record.application.clone(),
+                version: open.record.version,
+            };
+            let known = usize::try_from(open.record.undrained_files()).unwrap_or(usize::MAX);
+            let all = by_key.get_mut(&key);
+            let files: Vec<Found> =
+                all.map_or_else(Vec::new, |all| all.drain(..known.min(all.len())).collect());
+            drained_unseen(&mut open.record, &files, now_ms);
+            open.changes += 1;
+            for file in files {
+                let record = *id;
+                let share = share_of(&file);
+                self.shares.insert(file.object, Share { record, ..share });
+            }
+        }
+        for (key, files) in by_key {
+            for file in files {
+                self.take_in(file.object, &key, share_of(&file), now_ms);
+            }
+        }
+    }
+
+    /// What is to be saved now. What is over stays to be saved until [`Book::saved`].
+    pub fn changes(&mut self, now_ms: u64) -> Changes {
+        let mut busy: HashSet<u64> = self.shares.values().map(|share| share.record).collect();
+        let written = self.writing.values();
+        busy.extend(written.filter_map(|(_, key)| self.current.get(key)));
+        let quiet_ms = self.quiet_ms;
+        let is_over = |(id, open): &(&u64, &Open)| {
+            !busy.contains(id) && open.touched_ms.saturating_add(quiet_ms) <= now_ms
+        };
+        let over: Vec<u64> = self
+            .open
+            .iter()
+            .filter(is_over)
+            .map(|(id, _)| *id)
+            .collect();
+        for id in over {
+            self.end(id);
+        }
+        self.restarts.retain(|_, id| self.open.contains_key(id));
+        self.current.retain(|_, id| self.open.contains_key(id));
+        let changed = self.open.iter().filter(|(_, o)| o.changes > o.saved);
+        Changes {
+            open: changed
+                .map(|(id, open)| (*id, open.record.clone(), open.changes))
+                .collect(),
+            over: self.over.clone(),
+            void: self.void.clone(),
+        }
+    }
+
+    /// The store has these.
+    pub fn saved(&mut self, changes: &Changes) {
+        for (id, _, saved) in &changes.open {
+            match self.open.get_mut(id) {
+                Some(open) => {
+                    open.saved = *saved;
+                    open.is_stored = true;
+                }
+                // Over, and saved as that later, or void.
+                None if self.over.iter().any(|(over, _)| over == id) => {}
+                None => self.void.push(*id),
+            }
+        }
+        let over: HashSet<u64> = changes.over.iter().map(|(id, _)| *id).collect();
+        self.over.retain(|(id, _)| !over.contains(id));
+        self.void.retain(|id| !changes.void.contains(id));
+    }
+
+    /// All that is not in the store as something that is over.
+    pub fn records(&self) -> Vec<(u64, Record)> {
+        let open = self
+            .open
+            .iter()
+            .map(|(id, open)| (*id, open.record.clone()));
+        self.over.iter().cloned().chain(open).collect()
+    }
+}
+
+fn share_of(file: &Found) -> Share {
+    Share {
+        record: 0,
+        written: Writing::new(file.uid, file.changed_ms),
+        bytes: file.bytes,
+        is_direct: file.is_direct,
+        ended_ms: file.changed_ms,
+        is_found: true,
+    }
+}
+
+/// What is on record as undrained and is not among the files that still are, was drained or removed
+/// after the record was saved: it counts as drained, when is not known better than by the start.
+fn drained_unseen(record: &mut Record, still: &[Found], now_ms: u64) {
+    let drained = record.undrained_files().saturating_sub(still.len() as u64);
+    if drained == 0 {
+        return;
+    }
+    let left_bytes = still.iter().map(|file| file.bytes).sum();
+    let open_bytes = record
+        .bytes
+        .saturating_sub(record.drained_bytes.saturating_add(record.gone_bytes));
+    record.drained_files += drained;
+    record.drained_bytes += open_bytes.saturating_sub(left_bytes);
+    record.drained_ms = Some(now_ms);
+}

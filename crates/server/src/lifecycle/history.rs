@@ -1,0 +1,335 @@
+//! The history in the store: what is not over below `o/`, by number; what is over below `s/`, by
+//! its end and number. It is written by a thread of its own, and nobody waits for it.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use forebay_namespace::NsError;
+use forebay_policy::history::Found;
+use forebay_tiers::TierKind;
+use forebay_types::history::Record;
+use forebay_types::{Errno, limits};
+use forebay_wire::control::{HistoryAsked, HistoryPage};
+
+use crate::base::failure::Failure;
+use crate::lifecycle::Lifecycle;
+use crate::orders::asker::Asker;
+
+/// Between two looks at what is to be saved: a kill costs at most so much, and a start makes up for
+/// most of that.
+const SAVE_EVERY: Duration = Duration::from_secs(1);
+/// Between two looks at what is to go.
+const TIDY_EVERY: Duration = Duration::from_secs(60);
+/// Of threads that are to end.
+const LOOK: Duration = Duration::from_millis(50);
+/// How a record is written. Others are passed over.
+const FORMAT: u8 = 1;
+const OPEN: &[u8] = b"o/";
+const OVER: &[u8] = b"s/";
+/// Records in one part of an answer, and records that are looked at for it.
+const PAGE_RECORDS_MAX: usize = 1000;
+const PAGE_LOOKS_MAX: usize = 20_000;
+const PAGE_BYTES_MAX: usize = limits::MESSAGE_BYTES_MAX / 2;
+
+/// What is over, the oldest first: its key without the prefix, and bytes.
+#[derive(Default)]
+pub struct Index {
+    kept: VecDeque<([u8; 16], u64)>,
+    is_loaded: bool,
+    /// Saving failed, and that was told.
+    is_told: bool,
+}
+
+/// Ordered by the end.
+fn over_key(id: u64, ended_ms: u64) -> [u8; 16] {
+    let mut key = [0; 16];
+    key[..8].copy_from_slice(&ended_ms.to_be_bytes());
+    key[8..].copy_from_slice(&id.to_be_bytes());
+    key
+}
+
+fn ended_ms(key: &[u8; 16]) -> u64 {
+    let mut ended = [0; 8];
+    ended.copy_from_slice(&key[..8]);
+    u64::from_be_bytes(ended)
+}
+
+fn encode(record: &Record) -> Option<Vec<u8>> {
+    match postcard::to_extend(record, vec![FORMAT]) {
+        Ok(bytes) if bytes.len() <= forebay_kv::MAX_VALUE_BYTES => Some(bytes),
+        // The name of an application is part of a path, and much shorter.
+        Ok(_) | Err(_) => None,
+    }
+}
+
+fn decode(bytes: &[u8]) -> Option<Record> {
+    let rest = bytes.strip_prefix(&[FORMAT])?;
+    postcard::from_bytes(rest).ok()
+}
+
+/// The thread that saves the history.
+pub fn run(lifecycle: &Arc<Lifecycle>) {
+    if !lifecycle.catalog.history().is_on() {
+        return;
+    }
+    let mut tidy_at = Instant::now();
+    let mut save_at = Instant::now() + SAVE_EVERY;
+    while !lifecycle.base.is_ending() {
+        std::thread::sleep(LOOK);
+        let now = Instant::now();
+        if now < save_at {
+            continue;
+        }
+        save_at = now + SAVE_EVERY;
+        lifecycle.save_history();
+        if now >= tidy_at {
+            lifecycle.told_history(lifecycle.tidy_history());
+            tidy_at = now + TIDY_EVERY;
+        }
+    }
+}
+
+impl Lifecycle {
+    /// Goes on with what an earlier start has left, and with what is undrained.
+    pub fn resume_history(&self) {
+        if !self.catalog.history().is_on() {
+            return;
+        }
+        let mut left = Vec::new();
+        let read = self.ns.visit_notes(OPEN, None, &mut |key, value| {
+            let id = key[OPEN.len()..].try_into().map(u64::from_be_bytes);
+            if let (Ok(id), Some(record)) = (id, decode(value)) {
+                left.push((id, record));
+            }
+            true
+        });
+        self.told_history(read);
+        let mut found = Vec::new();
+        for file in self.buffer.files() {
+            let (is_dirty, uid, bytes, changed) = {
+                let state = file.lock();
+                let is_dirty = state.is_dirty() && !state.is_unlinked();
+                (is_dirty, state.meta.uid, state.meta.size, state.meta.mtime)
+            };
+            if is_dirty && let Some(key) = self.catalog.apps().recorded_as(file.object) {
+                let changed_ms = u64::try_from(changed.sec).unwrap_or(0) * 1000;
+                found.push(Found {
+                    object: file.object.0,
+                    key,
+                    uid,
+                    bytes,
+                    changed_ms: changed_ms + u64::from(changed.nsec) / 1_000_000,
+                    is_direct: self.buffer.tiers().kind(file.tier()) == TierKind::Pfs,
+                });
+            }
+        }
+        self.catalog.history().resume(left, found);
+    }
+
+    /// A history that cannot be saved, or read, costs nobody anything but the history: it is told
+    /// once, and tried again.
+    fn told_history(&self, outcome: Result<(), NsError>) {
+        let mut index = self.history.lock();
+        match outcome {
+            Ok(()) => index.is_told = false,
+            Err(error) if !index.is_told => {
+                index.is_told = true;
+                tracing::warn!("the history is not kept until this is mended: {error}");
+            }
+            Err(_) => {}
+        }
+    }
+
+    /// Puts what has changed on record.
+    pub fn save_history(&self) {
+        let history = self.catalog.history();
+        if !history.is_on() {
+            return;
+        }
+        let changes = history.changes();
+        let mut notes = Vec::new();
+        let mut over = Vec::new();
+        let open_key = |id: u64| [OPEN, &id.to_be_bytes()].concat();
+        for (id, record) in &changes.over {
+            if let Some(value) = encode(record) {
+                let key = over_key(*id, record.ended_ms);
+                over.push((key, (key.len() + value.len()) as u64));
+                notes.push(([OVER, &key].concat(), Some(value)));
+            }
+            // After the other: between the two a kill leaves it twice, and a start makes it one.
+            notes.push((open_key(*id), None));
+        }
+        for (id, record, _) in &changes.open {
+            notes.extend(encode(record).map(|value| (open_key(*id), Some(value))));
+        }
+        notes.extend(changes.void.iter().map(|id| (open_key(*id), None)));
+        if notes.is_empty() {
+            return;
+        }
+        let saved = self.ns.write_notes(&notes);
+        if saved.is_ok() {
+            history.saved(&changes);
+            let mut index = self.history.lock();
+            index.kept.extend(over);
+        }
+        self.told_history(saved);
+    }
+
+    /// Removes what is too old, or too much.
+    fn tidy_history(&self) -> Result<(), NsError> {
+        if !self.history.lock().is_loaded {
+            self.load_index()?;
+        }
+        let history = self.catalog.history();
+        let mut index = self.history.lock();
+        // Ends come in order but for those that were saved together.
+        index.kept.make_contiguous().sort_unstable();
+        let ends = index
+            .kept
+            .iter()
+            .map(|(key, bytes)| (ended_ms(key), *bytes));
+        let count = history.keep().to_drop(ends, history.now_ms());
+        let goes: Vec<([u8; 16], u64)> = index.kept.drain(..count).collect();
+        drop(index);
+        let notes: Vec<_> = goes
+            .iter()
+            .map(|(key, _)| ([OVER, key].concat(), None))
+            .collect();
+        let removed = self.ns.write_notes(&notes);
+        if removed.is_err() {
+            self.history.lock().kept.extend(goes);
+        }
+        removed
+    }
+
+    /// What earlier starts have kept.
+    fn load_index(&self) -> Result<(), NsError> {
+        let mut found = VecDeque::new();
+        self.ns.visit_notes(OVER, None, &mut |key, value| {
+            if let Ok(key) = <[u8; 16]>::try_from(&key[OVER.len()..]) {
+                found.push_back((key, (key.len() + value.len()) as u64));
+            }
+            true
+        })?;
+        let mut index = self.history.lock();
+        // It has what this start has saved, too.
+        index.kept = found;
+        index.is_loaded = true;
+        Ok(())
+    }
+
+    /// Answers with a part of the history: all of it for root and the server's own user, for others
+    /// what is theirs.
+    pub fn history(&self, asker: &Asker, asked: &HistoryAsked) -> Result<HistoryPage, Failure> {
+        let uid = match (asker.is_trusted(), asked.uid) {
+            (true, uid) => uid,
+            (false, Some(uid)) if uid != asker.uid() => return Err(Errno::EPERM.into()),
+            (false, _) => Some(asker.uid()),
+        };
+        let wanted = |record: &Record| {
+            let named = asked.application.as_deref();
+            uid.is_none_or(|uid| record.uid == uid)
+                && record.ended_ms >= asked.since_ms
+                && record.begun_ms <= asked.until_ms
+                && named.is_none_or(|part| record.application.contains(part))
+        };
+        // Before the store is looked at: what is saved meanwhile may come twice, and is never
+        // missed.
+        let not_over = self.catalog.history().records();
+        let mut page = HistoryPage {
+            kept_for_ms: self.catalog.history().keep().for_ms,
+            ..HistoryPage::default()
+        };
+        let from = [OVER, &over_key(0, asked.since_ms)].concat();
+        let after = asked.after.as_deref().unwrap_or(&from);
+        let (mut looks, mut bytes) = (0, 0);
+        let mut seen = Vec::new();
+        self.ns.visit_notes(OVER, Some(after), &mut |key, value| {
+            looks += 1;
+            bytes += value.len();
+            let is_full = page.records.len() >= PAGE_RECORDS_MAX || bytes > PAGE_BYTES_MAX;
+            if is_full || looks > PAGE_LOOKS_MAX {
+                page.more_after = Some(seen.clone());
+                return false;
+            }
+            seen = key.to_vec();
+            page.records.extend(decode(value).filter(wanted));
+            true
+        })?;
+        if page.more_after.is_none() {
+            let last = seen.as_slice();
+            let is_new = |id: u64, record: &Record| {
+                !record.over || [OVER, &over_key(id, record.ended_ms)].concat().as_slice() > last
+            };
+            let more = not_over.into_iter();
+            let more = more.filter(|(id, record)| wanted(record) && is_new(*id, record));
+            page.records.extend(more.map(|(_, record)| record));
+        }
+        Ok(page)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use forebay_types::history::What;
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn records() -> impl Strategy<Value = Record> {
+        let what = (0..What::NAMES.len()).prop_map(|at| What::NAMES[at].1);
+        let numbers = prop::collection::vec(any::<u64>(), 17);
+        let rest = (any::<u32>(), any::<Option<u64>>(), any::<bool>());
+        (what, ".{0,40}", numbers, rest).prop_map(|(what, application, n, (uid, version, over))| {
+            Record {
+                what,
+                application,
+                uid,
+                version,
+                begun_ms: n[0],
+                ended_ms: n[1],
+                files: n[2],
+                bytes: n[3],
+                direct_files: n[4],
+                direct_bytes: n[5],
+                wait_us: n[6],
+                stall_us: n[7],
+                drain_begun_ms: (n[8] % 2 == 0).then_some(n[8]),
+                drained_ms: (n[9] % 2 == 0).then_some(n[9]),
+                drained_files: n[10],
+                drained_bytes: n[11],
+                gone_files: n[12],
+                gone_bytes: n[13],
+                from_buffer_bytes: n[14],
+                from_pfs_bytes: n[15],
+                failed_files: n[16],
+                over,
+            }
+        })
+    }
+
+    proptest! {
+        #[test]
+        fn a_record_comes_back_as_it_was_and_damage_is_no_panic(
+            record in records(),
+            at in any::<prop::sample::Index>(),
+            bit in 0u8..8,
+        ) {
+            let mut bytes = encode(&record).expect("it fits");
+            prop_assert_eq!(decode(&bytes), Some(record));
+            let at = at.index(bytes.len());
+            bytes[at] ^= 1 << bit;
+            // Another record, or none.
+            let _ = decode(&bytes);
+            prop_assert_eq!(decode(&bytes[..0]), None);
+        }
+
+        #[test]
+        fn keys_are_in_the_order_of_ends(a in any::<(u64, u64)>(), b in any::<(u64, u64)>()) {
+            let [first, second] = [a, b].map(|(ended, id)| over_key(id, ended));
+            prop_assert_eq!(first.cmp(&second), a.cmp(&b));
+            prop_assert_eq!(ended_ms(&first), a.0);
+        }
+    }
+}
