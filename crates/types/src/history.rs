@@ -1,5 +1,5 @@
-//! What the history of a burst buffer is made of: one record for each version that was written, each
-//! restart and each movement that somebody ordered.
+//! What the history of a burst buffer is made of: one record for each version that was written,
+//! each restart and each movement that somebody ordered.
 
 use serde::{Deserialize, Serialize};
 

@@ -6,6 +6,8 @@ use forebay_types::history::{Record, What};
 
 /// Records that are not over. Beyond that the oldest is over as it is.
 const OPEN_MAX: usize = 4096;
+/// Records that are over and not saved, while the store takes nothing. The oldest go beyond that.
+const OVER_MAX: usize = 1 << 14;
 /// Of a restart, files that were counted are remembered of so many.
 const COUNTED_MAX: usize = 1 << 16;
 
@@ -58,6 +60,8 @@ struct Open {
     changes: u64,
     /// As many were saved.
     saved: u64,
+    /// Files of it that are to be drained.
+    shares: u64,
     /// It is in the store.
     is_stored: bool,
     /// Of a restart: files that were counted.
@@ -132,6 +136,7 @@ impl Book {
             touched_ms,
             changes: 1,
             saved: 0,
+            shares: 0,
             is_stored: false,
             counted: HashSet::new(),
         };
@@ -147,6 +152,9 @@ impl Book {
     fn end(&mut self, id: u64) {
         if let Some(mut open) = self.open.remove(&id) {
             open.record.over = true;
+            if self.over.len() >= OVER_MAX {
+                self.over.remove(0);
+            }
             self.over.push((id, open.record));
         }
     }
@@ -227,13 +235,28 @@ impl Book {
             record.wait_us += written.wait_us;
             record.stall_us += written.stall_us;
         });
-        self.shares.insert(
+        self.share(
             object,
             Share {
                 record: id,
                 ..share
             },
         );
+    }
+
+    fn share(&mut self, object: u64, share: Share) {
+        if let Some(open) = self.open.get_mut(&share.record) {
+            open.shares += 1;
+        }
+        self.shares.insert(object, share);
+    }
+
+    fn unshare(&mut self, object: u64) -> Option<Share> {
+        let share = self.shares.remove(&object)?;
+        if let Some(open) = self.open.get_mut(&share.record) {
+            open.shares -= 1;
+        }
+        Some(share)
     }
 
     /// An undrained file belongs to something else now: its name has changed.
@@ -253,7 +276,7 @@ impl Book {
 
     /// A file counts as if it had never been written.
     fn withdraw(&mut self, object: u64, now_ms: u64) {
-        let Some(share) = self.shares.remove(&object) else {
+        let Some(share) = self.unshare(object) else {
             return;
         };
         let mut is_void = false;
@@ -287,7 +310,7 @@ impl Book {
 
     /// A file is whole on the PFS; so much was copied for that.
     pub fn drained(&mut self, object: u64, copied_bytes: u64, now_ms: u64) {
-        if let Some(share) = self.shares.remove(&object) {
+        if let Some(share) = self.unshare(object) {
             self.change(share.record, now_ms, |record| {
                 record.drained_files += 1;
                 record.drained_bytes += copied_bytes;
@@ -304,7 +327,7 @@ impl Book {
 
     /// What was written is not there any more, or not what is to be drained.
     fn gone(&mut self, object: u64, now_ms: u64) {
-        if let Some(share) = self.shares.remove(&object) {
+        if let Some(share) = self.unshare(object) {
             self.change(share.record, now_ms, |record| {
                 record.gone_files += 1;
                 record.gone_bytes += share.bytes;
@@ -371,6 +394,7 @@ impl Book {
             touched_ms: now_ms,
             changes: 1,
             saved: 1,
+            shares: 0,
             is_stored: true,
             counted: HashSet::new(),
         };
@@ -402,6 +426,7 @@ impl Book {
             for file in files {
                 let record = *id;
                 let share = share_of(&file);
+                open.shares += 1;
                 self.shares.insert(file.object, Share { record, ..share });
             }
         }
@@ -414,12 +439,14 @@ impl Book {
 
     /// What is to be saved now. What is over stays to be saved until [`Book::saved`].
     pub fn changes(&mut self, now_ms: u64) -> Changes {
-        let mut busy: HashSet<u64> = self.shares.values().map(|share| share.record).collect();
         let written = self.writing.values();
-        busy.extend(written.filter_map(|(_, key)| self.current.get(key)));
+        let written: HashSet<u64> = written
+            .filter_map(|(_, key)| self.current.get(key).copied())
+            .collect();
         let quiet_ms = self.quiet_ms;
         let is_over = |(id, open): &(&u64, &Open)| {
-            !busy.contains(id) && open.touched_ms.saturating_add(quiet_ms) <= now_ms
+            let is_quiet = open.touched_ms.saturating_add(quiet_ms) <= now_ms;
+            open.shares == 0 && is_quiet && !written.contains(id)
         };
         let over: Vec<u64> = self
             .open
