@@ -1,14 +1,16 @@
 //! One message of every kind, with something in every field that can hold something.
 
+use forebay_types::history::{Record, What};
 use forebay_types::{
     Attr, ByteRange, Cred, Dirent, Errno, FileKind, Handle, Ino, LockClass, LockMode, OpenFlags,
     Process, RenameMode, SetAttr, SetTime, Statfs, TimeSpec, XattrMode,
 };
 use forebay_wire::control::{
-    ApplicationStatus, Calibrated, CalibrationStep, ClientStatus, ConflictEntry, ConnectionStatus,
-    Control, ControlResponse, EmptyingStatus, Finding, FsckReport, JobProgress, Movement,
-    NetworkStatus, NodeStatus, PathFailure, PlanStatus, RefusedStatus, ScrubStatus, StandbyStatus,
-    StatusBits, TierStatus, VersionStatus, WhereEntry,
+    ApplicationStatus, Awaited, AwaitedFile, Calibrated, CalibrationStep, ClientStatus,
+    ConflictEntry, ConnectionStatus, Control, ControlResponse, EmptyingStatus, Finding, FsckReport,
+    HistoryAsked, HistoryPage, JobProgress, Movement, NetworkStatus, NodeStatus, PathFailure,
+    PlanStatus, RefusedStatus, ScrubStatus, StandbyStatus, StatusBits, TierStatus, VersionStatus,
+    WhereEntry,
 };
 use forebay_wire::{
     ContentVersion, Link, LockHolder, LockOf, OpenMode, Opened, Recall, Request, Response,
@@ -312,6 +314,13 @@ pub fn controls() -> Vec<Control> {
             dry_run: true,
             checksums: false,
         },
+        Control::History(HistoryAsked {
+            since_ms: 1,
+            until_ms: 2,
+            application: Some("climate".into()),
+            uid: Some(1000),
+            after: Some(b"h".to_vec()),
+        }),
     ];
     use Movement::{Commit, Prefetch, Release, StageIn, StageOut};
     for movement in [StageIn, StageOut, Prefetch, Release, Commit] {
@@ -386,6 +395,11 @@ pub fn control_responses() -> Vec<ControlResponse> {
         ControlResponse::Started { id: 3 },
         ControlResponse::Job(job),
         ControlResponse::Stopping,
+        ControlResponse::History(HistoryPage {
+            records: vec![Record::new(What::NAMES[0].1, "climate".into(), 1000, 3)],
+            more_after: Some(b"h".to_vec()),
+            kept_for_ms: 4,
+        }),
         ControlResponse::Calibrated(calibrated),
         ControlResponse::Fsck(FsckReport {
             records: 7,
@@ -508,7 +522,10 @@ fn node() -> NodeStatus {
         emptying: Some(EmptyingStatus {
             files: 2,
             open_files: 1,
-            open: vec![b"a".to_vec()],
+            awaited: vec![AwaitedFile {
+                path: b"a".to_vec(),
+                why: Awaited::SecondChanges,
+            }],
         }),
         ..NodeStatus::default()
     }
