@@ -284,7 +284,10 @@ fn child_writes_until_it_is_killed() {
     let Some(dir) = std::env::var_os(CHILD_DIR).map(PathBuf::from) else {
         return;
     };
-    let running = Running::start(&prepared(&dir), false);
+    let mut settings = prepared(&dir);
+    // What is drained in the last second is not known afterwards.
+    settings.demotion.idle = false;
+    let running = Running::start(&settings, false);
     write_as(&running, 1000, "ckpt-1-rank0", MIB);
     running.move_files(Movement::StageOut, b"");
     wait_for(&running, "over", |records| {

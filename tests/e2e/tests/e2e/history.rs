@@ -1,10 +1,14 @@
 //! `forebay history` and `forebay report` as commands: over a kill, for a user, and on to the twin.
 
+use std::ffi::OsStr;
 use std::fs;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use forebay_testkit::{Cluster, LONG, Output, needs_root, pattern, wait_until, write_file};
+use forebay_testkit::{
+    Cluster, Fleet, LONG, Output, StoreKind, needs_nodes, needs_root, pattern, wait_until,
+    write_file,
+};
 use serde_json::Value;
 
 use crate::common::as_user;
@@ -59,6 +63,8 @@ fn the_history_outlives_a_kill_and_becomes_what_the_twin_takes() {
     write_version(&cluster, 2, 2 << 20);
     let is_there = || version(&records(&cluster), 2).is_some_and(|r| r["files"] == 2);
     wait_until("on record", is_there);
+    // It is saved within a second; of what is drained before that nothing would be known.
+    std::thread::sleep(Duration::from_secs(3));
     cluster.kill9();
     cluster.restart();
     assert_eq!(version(&records(&cluster), 1), Some(&first));
@@ -179,4 +185,45 @@ fn a_user_sees_what_is_the_users() {
         .ok();
     assert_eq!(alone.stdout, theirs);
     assert_eq!(cluster.down(&["--drain"]).code, 0);
+}
+
+/// The history is where the records are: in a store on a server, too.
+fn is_kept_in_a_store(kind: StoreKind) {
+    if needs_nodes() {
+        return;
+    }
+    let config = format!("ssd = [\"{{base}}/ssd:256MiB\"]\n{CONFIG}");
+    let mut fleet = Fleet::with_store(kind, 1, "", &config);
+    fs::create_dir(fleet.base().join("ssd")).expect("mkdir");
+    fleet.start_all();
+    write_file(&fleet.mnt(1, "ckpt-1"), pattern(1, 1 << 20));
+    let state = fleet.state();
+    let asked = |fleet: &Fleet| {
+        let args = ["history", "--json", "--state"].map(OsStr::new);
+        let shown = fleet
+            .run(0, &[&args[..], &[state.as_ref()]].concat())
+            .json();
+        let records = shown["records"].as_array().expect("records");
+        version(records, 1).cloned()
+    };
+    let is_over = || asked(&fleet).is_some_and(|r| r["over"] == true);
+    wait_until("over", is_over);
+    let before = asked(&fleet);
+    // It is saved within a second.
+    std::thread::sleep(Duration::from_secs(3));
+    fleet.kill_server();
+    fleet.start_server();
+    assert_eq!(asked(&fleet), before);
+    fleet.umount(1);
+    fleet.stop_server();
+}
+
+#[test]
+fn the_history_outlives_a_kill_in_redis() {
+    is_kept_in_a_store(StoreKind::Redis);
+}
+
+#[test]
+fn the_history_outlives_a_kill_in_etcd() {
+    is_kept_in_a_store(StoreKind::Etcd);
 }
