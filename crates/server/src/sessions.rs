@@ -96,6 +96,7 @@ pub struct Session {
     recalls: Arc<Recalls>,
     shards: [Mutex<Shard>; SHARDS],
     handles: AtomicUsize,
+    late_closes: opening::LateCloses,
     probe: Probe,
     ended: AtomicBool,
     /// Read-locked by every request; the end of the session waits for those that have begun.
@@ -118,6 +119,7 @@ impl Session {
             recalls,
             shards: std::array::from_fn(|_| Mutex::default()),
             handles: AtomicUsize::new(0),
+            late_closes: opening::LateCloses::default(),
             probe: Probe::default(),
             ended: AtomicBool::new(false),
             under_way: RwLock::new(()),

@@ -190,8 +190,9 @@ impl Files {
         let bytes = object.stat()?.allocated_bytes;
         // It leaves a node that is emptied, where another one takes it.
         let leaves = |place: TierId| self.buffer.is_closed(place) && is_waited_for(bytes);
+        let leaving = in_place.filter(|(place, _)| leaves(*place));
         let mut tried = Vec::new();
-        if let Some((place, copied)) = in_place.filter(|(place, _)| !leaves(*place)) {
+        if let Some((place, copied)) = in_place.filter(|_| leaving.is_none()) {
             match self.bring_up_to_date(file, object, (place, copied), lacking, control)? {
                 true => return Ok(Second::There { outdated: None }),
                 false => tried.push(self.server_of_tier(place)),
@@ -202,15 +203,23 @@ impl Files {
             ..lacking.clone()
         };
         while let Some(place) = self.place_of_second(file, tier, bytes, &tried) {
-            if self.try_copy_to(file, &**object, place, &everything, control)? {
-                file.lock().note_shadow(place, generation);
-                return Ok(Second::There {
-                    outdated: outdated(place),
-                });
+            match self.try_copy_to(file, &**object, place, &everything, control) {
+                Ok(true) => {
+                    file.lock().note_shadow(place, generation);
+                    return Ok(Second::There {
+                        outdated: outdated(place),
+                    });
+                }
+                Ok(false) => {}
+                // Where the copy is now it may still be brought up to date.
+                Err(failure) if leaving.is_some() => {
+                    failure.told("make a second copy elsewhere");
+                }
+                Err(failure) => return Err(failure),
             }
             tried.push(self.server_of_tier(place));
         }
-        if let Some(known) = in_place.filter(|(place, _)| leaves(*place))
+        if let Some(known) = leaving
             && self.bring_up_to_date(file, object, known, lacking, control)?
         {
             return Ok(Second::There { outdated: None });

@@ -1,10 +1,13 @@
 //! Opens: whose kernel keeps pages of a file, and whose has the file by itself.
 
-use std::sync::atomic::Ordering;
+use std::collections::{HashMap, HashSet};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use forebay_types::{Errno, Handle, Ino, OpenFlags, limits};
 use forebay_wire::{OpenMode, Opened, Peer, Recall, Reply, Request, Response};
+
+use parking_lot::Mutex;
 
 use super::effect::{Effect, Patience};
 use super::{File, Session};
@@ -15,6 +18,10 @@ const CLOSE_LATE: Duration = Duration::from_secs(5);
 /// The same of a handle for reading, of which no kernel tells whether it is open: it may be, and
 /// its file is opened for writing so much later.
 const READER_CLOSE_LATE: Duration = Duration::from_millis(500);
+/// So many opens of one client wait for that: the closes need requests, too.
+const WAITING_MAX: usize = 16;
+/// Files of which it is remembered that a wait was in vain.
+const IN_VAIN_MAX: usize = 1024;
 /// Between two looks whether it has come: the first, and the longest.
 const LOOKS: (Duration, Duration) = (Duration::from_millis(1), Duration::from_millis(20));
 
@@ -27,6 +34,30 @@ pub(super) struct Opens {
     pub(super) file: Option<Ino>,
     /// For reading, for writing, or for both.
     pub(super) flags: OpenFlags,
+}
+
+/// Opens that wait for closes that the server has not heard of.
+#[derive(Default)]
+pub(super) struct LateCloses {
+    waiting: AtomicUsize,
+    /// Handles that were waited for in vain, by file: nobody waits for them again.
+    in_vain: Mutex<HashMap<Ino, HashSet<Handle>>>,
+}
+
+impl LateCloses {
+    fn was_in_vain(&self, ino: Ino, handles: &[Handle]) -> bool {
+        let in_vain = self.in_vain.lock();
+        let known = in_vain.get(&ino);
+        known.is_some_and(|known| handles.iter().all(|handle| known.contains(handle)))
+    }
+
+    fn note_in_vain(&self, ino: Ino, handles: Vec<Handle>) {
+        let mut in_vain = self.in_vain.lock();
+        if in_vain.len() >= IN_VAIN_MAX {
+            in_vain.clear();
+        }
+        in_vain.insert(ino, handles.into_iter().collect());
+    }
 }
 
 impl Opens {
@@ -191,6 +222,14 @@ impl Session {
     /// itself beside another one's pages may have closed it, and then it must not get it anew. The
     /// kernel that has it gets it again without a wait, where it may write: that node tells.
     fn await_late_closes(&self, ino: Ino, writes: bool) {
+        let late = &self.late_closes;
+        if late.waiting.fetch_add(1, Ordering::AcqRel) < WAITING_MAX {
+            self.await_late_closes_of(ino, writes);
+        }
+        late.waiting.fetch_sub(1, Ordering::AcqRel);
+    }
+
+    fn await_late_closes_of(&self, ino: Ino, writes: bool) {
         let begun = Instant::now();
         let (mut pause, longest) = LOOKS;
         let is_writer = |handle: &Handle| {
@@ -210,12 +249,35 @@ impl Session {
             let is_written = self.common.is_written.get();
             if is_written.is_none_or(|is_written| is_written(ino))
                 || self.ended.load(Ordering::Acquire)
-                || begun.elapsed() >= patience
+                || self.late_closes.was_in_vain(ino, &handles)
             {
+                return;
+            }
+            if begun.elapsed() >= patience {
+                self.late_closes.note_in_vain(ino, handles);
                 return;
             }
             std::thread::sleep(pause);
             pause = (pause * 2).min(longest);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_waited_for_in_vain_is_not_waited_for_again() {
+        let late = LateCloses::default();
+        let (f, a, b) = (Ino(5), Handle(1), Handle(2));
+        assert!(!late.was_in_vain(f, &[a]));
+        late.note_in_vain(f, vec![a]);
+        assert!(late.was_in_vain(f, &[a]) && !late.was_in_vain(Ino(6), &[a]));
+        assert!(!late.was_in_vain(f, &[a, b]), "another may be late");
+        for at in 0..2 * IN_VAIN_MAX as u64 {
+            late.note_in_vain(Ino(100 + at), vec![b]);
+        }
+        assert!(late.in_vain.lock().len() <= IN_VAIN_MAX);
     }
 }
