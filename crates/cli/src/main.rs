@@ -34,6 +34,7 @@ mod mounts;
 mod movement;
 mod nodes;
 mod out;
+mod packaging;
 mod paths;
 mod plan;
 mod policy;
@@ -57,7 +58,7 @@ mod web;
 mod where_is;
 mod within;
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, Parser, Subcommand};
 
 use exit::{Exit, Failure};
 
@@ -109,6 +110,7 @@ enum Command {
     Simulate(simulate::SimulateArgs),
     Trace(trace::TraceArgs),
     Keygen(keygen::KeygenArgs),
+    Packaging(packaging::PackagingArgs),
 }
 
 impl Command {
@@ -136,6 +138,7 @@ impl Command {
             Command::Simulate(args) => simulate::run(args),
             Command::Trace(args) => trace::run(args),
             Command::Keygen(args) => keygen::run(args),
+            Command::Packaging(args) => packaging::run(args, Cli::command()),
         }
     }
 }

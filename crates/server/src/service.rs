@@ -5,8 +5,8 @@ use std::sync::mpsc::RecvTimeoutError;
 use std::time::{Duration, Instant};
 
 use forebay_namespace::Published;
-use forebay_types::{Cred, Dirent, Errno, Handle, RenameMode, failpoint, limits};
 use forebay_tiers::PfsStat;
+use forebay_types::{Cred, Dirent, Errno, Handle, RenameMode, failpoint, limits};
 use forebay_wire::control::{Control, ControlResponse, JobProgress};
 use forebay_wire::{Link, Peer, Reply, Request, Response, Service, Shown};
 
