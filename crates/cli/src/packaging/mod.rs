@@ -17,7 +17,7 @@ use crate::{out, usage};
     after_help = usage::EXIT_CODES,
     after_long_help = concat!(
         "Examples:\n",
-        "  forebay packaging papers DIR\n",
+        "  forebay packaging papers DIR 2026-11-27\n",
         "  forebay packaging undrained\n\n",
         "Exit codes: 0 written, or nothing is left; 1 fatal; 3 data is not on the PFS, or a burst buffer runs."
     )
@@ -34,6 +34,9 @@ enum What {
         /// Where to; made if missing
         #[arg(value_name = "DIR")]
         dir: PathBuf,
+        /// Date in the pages, as 2026-11-27
+        #[arg(value_name = "DATE")]
+        date: String,
     },
     /// Prints a line for each burst buffer of this machine that runs, or has left data behind
     Undrained {
@@ -51,7 +54,7 @@ enum What {
 /// Runs the command.
 pub fn run(args: &PackagingArgs, program: clap::Command) -> Result<Exit, Failure> {
     match &args.what {
-        What::Papers { dir } => papers::write(dir, program),
+        What::Papers { dir, date } => papers::write(dir, date, program),
         What::Undrained { config, states } => look::undrained(config, states),
         What::OnDisk => {
             out::print(&format!(

@@ -19,34 +19,41 @@ const COMPLETIONS: [(Shell, &str); 3] = [
     (Shell::Fish, "fish/forebay.fish"),
 ];
 
-/// `man1/` and `completions/` below `dir`.
-pub fn write(dir: &Path, program: Command) -> Result<Exit, Failure> {
-    let mut program = program;
-    write_all(dir, &mut program).explain(dir.display(), "")?;
+/// `man1/` and `completions/` below `dir`; the date stands in the pages.
+pub fn write(dir: &Path, date: &str, program: Command) -> Result<Exit, Failure> {
+    let written = completions(dir, program.clone()).and_then(|()| manual(dir, date, program));
+    written.explain(dir.display(), "")?;
     Ok(Exit::Complete)
 }
 
-fn write_all(dir: &Path, program: &mut Command) -> io::Result<()> {
+fn completions(dir: &Path, mut program: Command) -> io::Result<()> {
     for (shell, name) in COMPLETIONS {
         let path = dir.join("completions").join(name);
         fs::create_dir_all(path.parent().unwrap_or(dir))?;
         let mut text = Vec::new();
-        clap_complete::generate(shell, program, PROGRAM, &mut text);
+        clap_complete::generate(shell, &mut program, PROGRAM, &mut text);
         fs::write(path, text)?;
     }
+    Ok(())
+}
+
+fn manual(dir: &Path, date: &str, program: Command) -> io::Result<()> {
     let pages = dir.join("man1");
     fs::create_dir_all(&pages)?;
-    let mut program = program.clone().disable_help_subcommand(true);
+    // Their text is that of the pages.
+    let mut program = program
+        .disable_help_subcommand(true)
+        .mut_subcommands(|command| command.disable_help_subcommand(true));
     program.build();
-    pages_of(&program, &pages)
+    pages_of(&program, &pages, date)
 }
 
 /// A page for the command and each below it.
-fn pages_of(command: &Command, pages: &Path) -> io::Result<()> {
+fn pages_of(command: &Command, pages: &Path, date: &str) -> io::Result<()> {
     for below in command.get_subcommands().filter(|c| !c.is_hide_set()) {
-        pages_of(below, pages)?;
+        pages_of(below, pages, date)?;
     }
-    let man = Man::new(command.clone()).manual("Forebay");
+    let man = Man::new(command.clone()).manual("Forebay").date(date);
     let mut page = Vec::new();
     man.render_title(&mut page)?;
     man.render_name_section(&mut page)?;
@@ -92,7 +99,7 @@ mod tests {
     fn every_command_has_a_page_with_its_help_line_by_line() {
         let folder = tempfile::tempdir().expect("tempdir");
         let program = crate::Cli::command();
-        assert!(write(folder.path(), program.clone()).is_ok());
+        assert!(write(folder.path(), "2026-11-27", program.clone()).is_ok());
         let page = |name: &str| {
             let path = folder.path().join(format!("man1/{name}.1"));
             fs::read_to_string(&path).unwrap_or_else(|error| panic!("{name}: {error}"))
@@ -109,6 +116,8 @@ mod tests {
         }
         let hidden = folder.path().join("man1/forebay-packaging.1");
         assert!(!hidden.exists(), "a page of a hidden command");
+        let help = folder.path().join("man1/forebay-cluster-help.1");
+        assert!(!help.exists(), "a page of a help");
         for (_, name) in COMPLETIONS {
             let text = fs::read_to_string(folder.path().join("completions").join(name));
             let text = text.expect(name);
