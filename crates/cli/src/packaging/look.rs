@@ -66,7 +66,7 @@ fn below(folder: &Path) -> Result<Vec<PathBuf>, Failure> {
         .collect()
 }
 
-/// The `state` of `forebay up`, and those of a cluster's servers. The rest of the file may be wrong.
+/// The `state` of `forebay up`, and those of a cluster's servers. Other keys are not looked at.
 fn states_in(file: &Path, base: &Path) -> Result<Vec<PathBuf>, Failure> {
     let text = std::fs::read_to_string(file).explain(file.display(), "")?;
     let table: Table = toml::from_str(&text)
