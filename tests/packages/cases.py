@@ -125,7 +125,8 @@ def started(there):
     # Type=notify: the mount answers now.
     there.run("mountpoint", "/bb")
     contains(there.run("systemctl", "show", "-P", "StatusText", UNIT).stdout, "/bb")
-    there.run("curl", "-sf", "http://127.0.0.1:9180/healthz")
+    # The page is a thread of its own, and may come a moment later.
+    until("it is healthy", lambda: there.run("curl", "-sf", "http://127.0.0.1:9180/healthz", check=False).returncode == 0)
     put(there, "drained", 3)
     until("it is drained", lambda: undrained(there) == 0)
     whole(there, "/scratch")
@@ -142,6 +143,8 @@ def started(there):
 
 
 def lines(there, *matches):
+    # What was sent is not yet what is written.
+    there.run("journalctl", "--sync")
     said = there.run("journalctl", "--no-pager", "-o", "json", *matches).stdout
     return [json.loads(line) for line in said.splitlines()]
 
@@ -159,9 +162,9 @@ def journal(there):
     # Warnings have their level.
     there.sh("systemctl stop forebay@bb && systemctl set-environment FOREBAY_LOG=debug && sed -i 's/127.0.0.1:9180/0.0.0.0:9180/' /etc/forebay/bb.toml"
              " && systemctl start forebay@bb && systemctl unset-environment FOREBAY_LOG")
-    warned = lines(there, f"FOREBAY_STATE={STATE}", "PRIORITY=4")
-    assert any("everybody who reaches it" in line["MESSAGE"] for line in warned), warned
-    assert lines(there, f"FOREBAY_STATE={STATE}", "PRIORITY=7"), "no line of level debug"
+    until("the warning is in the journal", lambda: any(
+        "everybody who reaches it" in line["MESSAGE"] for line in lines(there, f"FOREBAY_STATE={STATE}", "PRIORITY=4")))
+    until("lines of level debug are", lambda: lines(there, f"FOREBAY_STATE={STATE}", "PRIORITY=7"))
     there.sh("sed -i 's/0.0.0.0:9180/127.0.0.1:9180/' /etc/forebay/bb.toml && systemctl restart forebay@bb")
     whole(there)
 
