@@ -3,7 +3,7 @@
 CARGO ?= cargo
 BIN := target/release/forebay
 
-.PHONY: all build run test test-python test-python-torch wheel test-posix test-web test-slurm soak check lint deny bench bench-compare bench-baseline nightly release clean help setup-build setup-run setup-test setup-posix
+.PHONY: all build run test test-python test-python-torch wheel test-posix test-web test-slurm test-package package soak check lint deny bench bench-compare bench-baseline nightly release clean help setup-build setup-run setup-test setup-posix
 
 help: ## what there is to make
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 16
@@ -44,6 +44,11 @@ test-slurm: setup-build ## Slurm's plugin in a Slurm of its own: staging, rights
 	$(CARGO) build --release --locked -p forebay
 	python3 tests/slurm/main.py --forebay $(BIN) $(if $(ONLY),--only $(ONLY))
 
+test-package: setup-build ## the Debian package on a throw-away copy of this machine with its own systemd: units, journal, fstab, upgrade, removal (2 minutes)
+	scripts/setup.sh package
+	$(CARGO) build --release --locked -p forebay
+	python3 tests/packages/main.py --forebay $(BIN) $(if $(ONLY),--only $(ONLY))
+
 SECONDS ?= 600
 soak: setup-build setup-run setup-test ## kills, power cuts, full disks, damage, a failing PFS, unseen writers under load, judged from outside; SECONDS=600 [SEED=n] [FAULTS=list]
 	$(CARGO) build --release --locked -p forebay -p bare-passthrough
@@ -76,6 +81,9 @@ nightly: setup-build setup-run setup-test ## what takes long: fuzzing, soak, POS
 
 release: setup-build ## dist/: the stripped binary in an archive, checksums, the licences of what it contains
 	CARGO=$(CARGO) python3 scripts/release.py
+
+package: setup-build ## dist/: a Debian package and the same as an archive for /usr/local, with manual pages, completions, units, examples
+	CARGO=$(CARGO) python3 scripts/package.py
 
 setup-build:
 	@scripts/setup.sh build

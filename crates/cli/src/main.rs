@@ -36,6 +36,7 @@ mod mounts;
 mod movement;
 mod nodes;
 mod out;
+mod packaging;
 mod paths;
 mod plan;
 mod policy;
@@ -61,7 +62,7 @@ mod where_is;
 mod whole;
 mod within;
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, Parser, Subcommand};
 
 use exit::{Exit, Failure};
 
@@ -115,6 +116,7 @@ enum Command {
     Simulate(simulate::SimulateArgs),
     Trace(trace::TraceArgs),
     Keygen(keygen::KeygenArgs),
+    Packaging(packaging::PackagingArgs),
 }
 
 impl Command {
@@ -144,6 +146,7 @@ impl Command {
             Command::Simulate(args) => simulate::run(args),
             Command::Trace(args) => trace::run(args),
             Command::Keygen(args) => keygen::run(args),
+            Command::Packaging(args) => packaging::run(args, Cli::command()),
         }
     }
 }

@@ -37,5 +37,6 @@ pub use forebay_policy::publication::GroupMode;
 pub use forebay_tiers::MachineMemory;
 pub use instance::{FsckOrders, Instance, StopReason, StopSummary, fsck_offline};
 pub use lifecycle::onserver::Told;
+pub use lifecycle::statefolder::VERSION as RECORDS_VERSION;
 pub use sessions::{Session, Sessions};
 pub use starterror::StartError;

@@ -28,7 +28,7 @@ use rustix::io::Errno as Sys;
 
 use crate::file::IDENTITY_XATTR;
 use crate::{FileObject, Identity, Object, Space, Tier, TierKind};
-pub use marker::DirError;
+pub use marker::{DirError, VERSION as TIER_VERSION};
 use marker::{IdentityHome, Marker};
 pub use quarantine::LOST_FOUND;
 use shards::{DIR_FLAGS, DIRENTS_BYTES, OBJECT_FLAGS, ObjectName, Shards, parse_name, unmake};

@@ -40,7 +40,7 @@ pub use copy::{
     CHECKSUM_STEP_BYTES, CopyControl, CopyError, CopyReport, copy, copy_to_new, verify,
 };
 pub use crc::{crc32c_append_zeros, crc32c_update};
-pub use dir::{DirError, DirTier, LOST_FOUND};
+pub use dir::{DirError, DirTier, LOST_FOUND, TIER_VERSION};
 pub use dram::{DramError, DramMount, mount_dram};
 pub use file::FileObject;
 pub use health::PfsHealth;

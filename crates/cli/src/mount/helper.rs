@@ -2,6 +2,7 @@
 
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
 
 use crate::exit::Failure;
 
@@ -15,8 +16,8 @@ fn refuse(what: impl std::fmt::Display) -> Failure {
     Failure::fatal(format!("mount.forebay: {what}"))
 }
 
-/// `SPEC DIR [-sfnv] [-N NAMESPACE] [-t TYPE] [-o OPTIONS]`, where SPEC is the cluster's file.
-/// `None` if nothing is to be done (`-f`).
+/// `SPEC DIR [-sfnv] [-N NAMESPACE] [-t TYPE] [-o OPTIONS]`, where SPEC is the cluster's file, or
+/// that of a burst buffer of this node alone. `None` if nothing is to be done (`-f`).
 pub fn translate(args: impl Iterator<Item = OsString>) -> Result<Option<Vec<OsString>>, Failure> {
     let mut args = args.peekable();
     let (mut places, mut options, mut fake) = (Vec::new(), Vec::new(), false);
@@ -38,29 +39,45 @@ pub fn translate(args: impl Iterator<Item = OsString>) -> Result<Option<Vec<OsSt
         }
     }
     let [spec, dir] = places.try_into().map_err(|_| {
-        refuse("takes the cluster's file and a directory, as `mount -t forebay FILE DIR`")
+        refuse("takes a configuration file and a directory, as `mount -t forebay FILE DIR`")
     })?;
-    let mut line: Vec<OsString> = vec!["mount".into(), "--config".into(), spec, dir];
+    let is_alone = is_alone(Path::new(&spec));
+    let mut line: Vec<OsString> = match is_alone {
+        true => vec!["up".into(), "--config".into(), spec, "--mount".into(), dir],
+        false => vec!["mount".into(), "--config".into(), spec, dir],
+    };
     for option in options.iter().filter(|option| !option.is_empty()) {
-        line.extend(flag(option)?);
+        line.extend(flag(option, is_alone)?);
     }
     line.push("--detach".into());
     Ok((!fake).then_some(line))
 }
 
-fn flag(option: &str) -> Result<Vec<OsString>, Failure> {
+/// Whether a file is that of `forebay up`. One that cannot be read is left to the command.
+fn is_alone(file: &Path) -> bool {
+    let text = std::fs::read_to_string(file).unwrap_or_default();
+    let table: toml::Table = toml::from_str(&text).unwrap_or_default();
+    table.contains_key("pfs") && !table.contains_key("cluster")
+}
+
+fn flag(option: &str, is_alone: bool) -> Result<Vec<OsString>, Failure> {
     let (name, value) = option.split_once('=').unwrap_or((option, ""));
     // systemd's own, and comments.
     if PASSED_OVER.contains(&name) || name.starts_with("x-") || name == "comment" {
         return Ok(Vec::new());
     }
     match name {
+        "allow_other" | "no_allow_other" => {
+            Ok(vec![format!("--{}", name.replace('_', "-")).into()])
+        }
+        _ if is_alone && name != "ro" => Err(refuse(format_args!(
+            "unknown option '{option}'; without a cluster known are allow_other, no_allow_other; other \
+             settings are the file's"
+        ))),
         "connections" | "distribution" | "soft" => {
             Ok(vec![format!("--{name}").into(), value.into()])
         }
-        "encrypt" | "allow_other" | "no_allow_other" | "no_local" => {
-            Ok(vec![format!("--{}", name.replace('_', "-")).into()])
-        }
+        "encrypt" | "no_local" => Ok(vec![format!("--{}", name.replace('_', "-")).into()]),
         "ro" => Err(refuse("a burst buffer cannot be mounted read-only")),
         _ => Err(refuse(format_args!(
             "unknown option '{option}'; known are connections=K, distribution=NAME, soft=DUR, encrypt, \
@@ -94,6 +111,21 @@ mod tests {
         ] {
             let refused = translated(line).expect_err(line);
             assert!(refused.contains(part), "{line}: {refused}");
+        }
+    }
+
+    #[test]
+    fn a_file_without_a_cluster_is_that_of_one_node() {
+        let folder = tempfile::tempdir().expect("tempdir");
+        let file = folder.path().join("bb.toml");
+        std::fs::write(&file, "pfs = '/scratch'").expect("write");
+        let file = file.display();
+        let line = translated(&format!("{file} /bb -o rw,nofail,no_allow_other"));
+        let wanted = format!("up --config {file} --mount /bb --no-allow-other --detach");
+        assert_eq!(line, Ok(Some(wanted)));
+        for (option, part) in [("connections=8", "without a cluster"), ("ro", "read-only")] {
+            let refused = translated(&format!("{file} /bb -o {option}")).expect_err(option);
+            assert!(refused.contains(part), "{option}: {refused}");
         }
     }
 }

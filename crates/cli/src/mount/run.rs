@@ -77,7 +77,7 @@ pub fn mount(args: &MountArgs, readiness: &mut Readiness) -> Result<Exit, Failur
 fn mount_planned(plan: &Plan, detached: bool, readiness: &mut Readiness) -> Result<Exit, Failure> {
     let _lock = lock_when_left(&plan.run, &plan.mount)?;
     preflight::clear_dead_mounts(&plan.run, Some(&plan.mount))?;
-    let log = log::start(detached.then_some(plan.run.as_path()))?;
+    let log = log::start(&plan.run, Some(&plan.mount), detached)?;
     if let Err(error) = rustix::thread::set_name(c"forebay") {
         tracing::debug!("the process keeps its name: {error}");
     }

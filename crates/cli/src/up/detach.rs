@@ -15,6 +15,7 @@ use std::process::{Child, Command, Stdio};
 
 use rustix::io::FdFlags;
 
+use super::notify;
 use crate::exit::{Exit, Explain, Failure};
 use crate::out;
 
@@ -157,7 +158,7 @@ impl Readiness {
         self.announced = true;
         if !self.detached {
             out::complain(&format!("{line}; Ctrl-C stops it"));
-            return Ok(());
+            return notify::ready(line).explain("NOTIFY_SOCKET", "systemd waits for it");
         }
         say(&format!("ready {line}")).explain("interrupted", "")?;
         let null = File::options()

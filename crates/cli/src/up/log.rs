@@ -15,23 +15,46 @@ use tracing_subscriber::EnvFilter;
 use tracing_subscriber::fmt::MakeWriter;
 use tracing_subscriber::fmt::format::Writer;
 use tracing_subscriber::fmt::time::{FormatTime, SystemTime};
+use tracing_subscriber::layer::SubscriberExt;
+use tracing_subscriber::util::SubscriberInitExt;
 
 use crate::exit::{Explain, Failure, reason};
+use crate::out;
 use crate::signals::Hangup;
 use crate::state;
 
 mod file;
+mod journal;
 mod limit;
 
 use file::LogFile;
+use journal::Journal;
 use limit::{Kind, Limits, Surplus};
 
-/// Starts logging, with times in UTC: to standard error, or to the log file of `state`.
-pub fn start(state: Option<&Path>) -> Result<Log, Failure> {
+/// Starts logging: to the log file of `state` where the process is detached, else to standard
+/// error, and where that is systemd's journal, to the journal with levels and fields. Times are in
+/// UTC.
+pub fn start(state: &Path, mount: Option<&Path>, detached: bool) -> Result<Log, Failure> {
     let filter = level_filter(std::env::var("FOREBAY_LOG").ok().as_deref())?;
-    let sink = match state {
-        None => Sink::Stderr,
-        Some(state) => {
+    let failed = |error: &dyn std::error::Error| Failure::fatal(format!("log: {error}"));
+    if !detached && journal::is_stderr() {
+        let log = Log::new(Sink::Journal);
+        match Journal::open(log.clone(), state, mount) {
+            Ok(journal) => {
+                let layers = tracing_subscriber::registry().with(filter).with(journal);
+                layers.try_init().map_err(|error| failed(&error))?;
+                return Ok(log);
+            }
+            // Its stream is there in any case.
+            Err(error) => out::complain(&format!(
+                "the journal takes no fields, only lines: {}",
+                reason(&error)
+            )),
+        }
+    }
+    let sink = match detached {
+        false => Sink::Stderr,
+        true => {
             let path = state.join(state::LOG);
             let file = LogFile::new(&path, open_log)
                 .explain(path.display(), "the log is written there")?;
@@ -47,9 +70,7 @@ pub fn start(state: Option<&Path>) -> Result<Log, Failure> {
         // written either.
         .log_internal_errors(false)
         .with_writer(log.clone());
-    builder
-        .try_init()
-        .map_err(|error| Failure::fatal(format!("log: {error}")))?;
+    builder.try_init().map_err(|error| failed(&*error))?;
     Ok(log)
 }
 
@@ -85,13 +106,16 @@ fn open_log(path: &Path) -> io::Result<File> {
 #[derive(Debug)]
 enum Sink {
     Stderr,
+    /// Standard error is a stream of the journal. What the log says of itself goes there; all else
+    /// goes with fields.
+    Journal,
     File(LogFile),
 }
 
 impl Sink {
     fn write_line(&mut self, line: &[u8]) -> io::Result<()> {
         match self {
-            Sink::Stderr => io::stderr().lock().write_all(line),
+            Sink::Stderr | Sink::Journal => io::stderr().lock().write_all(line),
             Sink::File(file) => file.write_line(line),
         }
     }
@@ -144,7 +168,7 @@ impl Log {
     /// Standard error goes to the log file, so that a panic is found there.
     pub fn take_stderr(&self) -> io::Result<()> {
         match &mut self.inner().sink {
-            Sink::Stderr => Ok(()),
+            Sink::Stderr | Sink::Journal => Ok(()),
             Sink::File(file) => file.take_stderr(),
         }
     }
@@ -152,7 +176,7 @@ impl Log {
     /// Opens the log file again: somebody has renamed it. `false` where there is none.
     pub fn reopen(&self) -> io::Result<bool> {
         match &mut self.inner().sink {
-            Sink::Stderr => Ok(false),
+            Sink::Stderr | Sink::Journal => Ok(false),
             Sink::File(file) => file.reopen().map(|()| true),
         }
     }
@@ -168,21 +192,23 @@ impl Log {
 
 impl Inner {
     fn line(&mut self, kind: Option<Kind>, line: &[u8]) {
-        if let Some(kind) = kind {
-            let (admitted, before) = self.limits.admit(kind, Instant::now(), line);
-            if let Some(surplus) = before {
-                self.tell(&surplus);
-            }
-            if !admitted {
-                return;
-            }
+        if kind.is_none_or(|kind| self.admits(kind, line)) {
+            self.write(line);
         }
-        self.write(line);
+    }
+
+    /// Whether a line is to be written; says what was held back before it.
+    fn admits(&mut self, kind: Kind, line: &[u8]) -> bool {
+        let (admitted, before) = self.limits.admit(kind, Instant::now(), line);
+        if let Some(surplus) = before {
+            self.tell(&surplus);
+        }
+        admitted
     }
 
     fn write(&mut self, line: &[u8]) {
         if self.lost > 0 {
-            let note = stamped(&format!(
+            let note = self.stamped(&format!(
                 "{} lines before this one could not be written",
                 self.lost
             ));
@@ -203,17 +229,22 @@ impl Inner {
             surplus.lines,
             String::from_utf8_lossy(&surplus.last).trim_end()
         );
-        self.write(stamped(&text).as_bytes());
+        let line = self.stamped(&text);
+        self.write(line.as_bytes());
     }
-}
 
-/// A line of the log about the log itself.
-fn stamped(text: &str) -> String {
-    let mut line = String::new();
-    // A time that cannot be formatted leaves a line without one.
-    let _ = SystemTime.format_time(&mut Writer::new(&mut line));
-    line.push_str(&format!("  WARN {text}\n"));
-    line
+    /// A line of the log about the log itself.
+    fn stamped(&self, text: &str) -> String {
+        if matches!(self.sink, Sink::Journal) {
+            // The journal has the time, and reads the level off the beginning (sd-daemon(3)).
+            return format!("<4>{text}\n");
+        }
+        let mut line = String::new();
+        // A time that cannot be formatted leaves a line without one.
+        let _ = SystemTime.format_time(&mut Writer::new(&mut line));
+        line.push_str(&format!("  WARN {text}\n"));
+        line
+    }
 }
 
 impl<'a> MakeWriter<'a> for Log {

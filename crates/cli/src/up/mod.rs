@@ -7,6 +7,7 @@ pub mod keys;
 pub mod layers;
 pub mod listening;
 pub mod log;
+mod notify;
 pub mod preflight;
 pub mod resources;
 pub mod run;
@@ -154,7 +155,7 @@ pub fn start_with(
     let start = || {
         let _lock = lock(&state)?;
         preflight::clear_dead_mounts(&state, plan.settings.mount.as_deref())?;
-        let log = log::start(detached.then_some(state.as_path()))?;
+        let log = log::start(&state, plan.settings.mount.as_deref(), detached)?;
         if let Some(most) = resources::raise_open_files() {
             tracing::info!("up to {most} descriptors");
         }

@@ -21,7 +21,7 @@ const MARKER: &str = "forebay-state";
 const HEAD: &str = "forebay state\nversion ";
 /// Changes when an older Forebay could not read what a newer one has written, or the other way
 /// round.
-const VERSION: &str = "11";
+pub const VERSION: &str = "11";
 /// What wrote a store beside which there is no marker.
 const VERSION_BEFORE_MARKERS: &str = "1";
 const MARKER_BYTES_MAX: u64 = 256;

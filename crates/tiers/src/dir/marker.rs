@@ -15,7 +15,8 @@ use crate::{random_bytes, writers};
 pub(super) const MARKER: &[u8] = b"forebay-tier";
 const MARKER_TEMPORARY: &[u8] = b"forebay-tier.new";
 const MARKER_BYTES_MAX: usize = 4096;
-const VERSION: u32 = 2;
+/// Changes with what a directory of a tier is like.
+pub const VERSION: u32 = 2;
 const PROBE_XATTR: &str = "user.forebay.probe";
 
 /// Why a directory was refused as a tier. Found inside an `io::Error` with [`DirError::of`].

@@ -1,0 +1,192 @@
+//! What burst buffers of this machine run, or have left behind: a package is not taken away from
+//! under data that the PFS does not have.
+
+use std::collections::BTreeSet;
+use std::fmt::Write;
+use std::path::{Path, PathBuf};
+
+use toml::{Table, Value};
+
+use crate::control::{Daemon, files_and_bytes};
+use crate::ended;
+use crate::exit::{Exit, Explain, Failure};
+use crate::instance::mount_table;
+use crate::out;
+use crate::starter::Starter;
+use crate::state::{self, Holder};
+
+/// Prints a line for each burst buffer that is in the way; partial if there is one.
+pub fn undrained(config: &Path, states: &Path) -> Result<Exit, Failure> {
+    let mut lines = String::new();
+    for folder in candidates(config, states)? {
+        if let Some(line) = look_at(&folder)? {
+            let _ = writeln!(lines, "{line}");
+        }
+    }
+    out::print(&lines);
+    Ok(match lines.is_empty() {
+        true => Exit::Complete,
+        false => Exit::Partial,
+    })
+}
+
+/// State folders: those that configuration files name, those where packages keep them, those of
+/// what is mounted.
+fn candidates(config: &Path, states: &Path) -> Result<BTreeSet<PathBuf>, Failure> {
+    let mut named = Vec::new();
+    for file in below(config)? {
+        if file.extension().is_some_and(|end| end == "toml") {
+            named.extend(states_in(&file, config)?);
+        }
+    }
+    named.push(states.to_path_buf());
+    named.extend(below(states)?);
+    let table = mount_table()?;
+    named.extend(
+        table
+            .iter()
+            .filter(|e| e.is_forebay())
+            .map(|e| e.source.clone()),
+    );
+    // What is not there has nothing.
+    let there = named
+        .into_iter()
+        .filter_map(|path| path.canonicalize().ok());
+    Ok(there.collect())
+}
+
+/// What is in a folder; nothing where there is none.
+fn below(folder: &Path) -> Result<Vec<PathBuf>, Failure> {
+    let entries = match std::fs::read_dir(folder) {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
+        entries => entries.explain(folder.display(), "")?,
+    };
+    entries
+        .map(|entry| Ok(entry.explain(folder.display(), "")?.path()))
+        .collect()
+}
+
+/// The `state` of `forebay up`, and those of a cluster's servers. Other keys are not looked at.
+fn states_in(file: &Path, base: &Path) -> Result<Vec<PathBuf>, Failure> {
+    let text = std::fs::read_to_string(file).explain(file.display(), "")?;
+    let table: Table = toml::from_str(&text)
+        .map_err(|error| Failure::fatal(format!("{}: {}", file.display(), error.message())))?;
+    let servers = table.get("server").and_then(Value::as_array);
+    let servers = servers
+        .into_iter()
+        .flatten()
+        .map(|server| server.get("state"));
+    let states = std::iter::once(table.get("state")).chain(servers).flatten();
+    Ok(states
+        .filter_map(Value::as_str)
+        .map(|state| base.join(state))
+        .collect())
+}
+
+/// Why a folder is in the way; `None` where nothing is lost without it.
+fn look_at(folder: &Path) -> Result<Option<String>, Failure> {
+    let what = folder.display();
+    let holder = state::holder(folder).explain(folder.display(), "")?;
+    let starter = Starter::of(folder);
+    if starter.is_mount() {
+        return Ok(None);
+    }
+    let line = match holder {
+        None => return Ok(None),
+        Some(Holder::Process(_)) => format!("{what}: {}", running(folder)),
+        Some(Holder::Nobody) if ended::last_left_nothing(folder) => return Ok(None),
+        Some(Holder::Nobody) => format!(
+            "{what}: stopped; {}, then `forebay down --state {what} --drain` copies all to the PFS",
+            left(folder, &starter)
+        ),
+    };
+    Ok(Some(line))
+}
+
+fn running(folder: &Path) -> String {
+    let what = folder.display();
+    let asked = Daemon::try_connect(folder).and_then(|daemon| match daemon {
+        None => Err(Failure::fatal("it is starting or stopping")),
+        Some(daemon) => daemon
+            .status()
+            .map_err(|error| daemon.failure(error, "ask it")),
+    });
+    match asked {
+        Err(failure) => format!("runs, and cannot be asked: {}", failure.message),
+        Ok(bits) if bits.data_server.is_some() => {
+            "a data server runs; `forebay cluster stop` copies all to the PFS".into()
+        }
+        Ok(bits) if bits.dirty_bytes > 0 || bits.drain_queued_files > 0 => format!(
+            "runs; {} are not yet on the PFS; `forebay down --state {what} --drain` copies them",
+            files_and_bytes(bits.drain_queued_files, bits.dirty_bytes)
+        ),
+        Ok(_) => format!("runs; all is on the PFS; `forebay down --state {what} --drain` stops it"),
+    }
+}
+
+fn left(folder: &Path, starter: &Starter) -> String {
+    match ended::last(folder) {
+        Some(left) => format!(
+            "{} are not yet on the PFS; {starter}",
+            files_and_bytes(left.undrained_files, left.undrained_bytes)
+        ),
+        None => format!("what it has left is not known; {starter}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use forebay_server::StopSummary;
+
+    use super::*;
+
+    fn left(folder: &Path, files: u64) {
+        let left = StopSummary {
+            undrained_files: files,
+            undrained_bytes: files * 4096,
+            in_memory_bytes: 0,
+            unflushed_files: 0,
+        };
+        let note = ended::Note::begin(folder).expect("begin");
+        note.end(&left, &[]).expect("end");
+    }
+
+    #[test]
+    fn only_what_was_drained_is_out_of_the_way() {
+        let place = tempfile::tempdir().expect("tempdir");
+        let (config, states) = (place.path().join("etc"), place.path().join("lib"));
+        let found = || match undrained(&config, &states) {
+            Ok(exit) => exit,
+            Err(failure) => panic!("{failure:?}"),
+        };
+        assert_eq!(found(), Exit::Complete, "nothing is there");
+        std::fs::create_dir_all(states.join("bb")).expect("mkdir");
+        std::fs::create_dir_all(&config).expect("mkdir");
+        assert_eq!(found(), Exit::Complete, "an empty folder");
+        drop(state::Lock::take(&states.join("bb")).expect("lock"));
+        assert_eq!(found(), Exit::Partial, "killed: nobody knows");
+        left(&states.join("bb"), 0);
+        assert_eq!(found(), Exit::Complete);
+        left(&states.join("bb"), 3);
+        let line = look_at(&states.join("bb")).ok().flatten().expect("a line");
+        assert!(line.contains("3 files (12.0 KiB) are not yet"), "{line}");
+    }
+
+    #[test]
+    fn configuration_files_name_state_folders() {
+        let place = tempfile::tempdir().expect("tempdir");
+        let file = place.path().join("c.toml");
+        std::fs::write(
+            &file,
+            "state = 'here'\n[[server]]\nstate = '/a'\n[[server]]\nid = 2\n",
+        )
+        .expect("write");
+        let states = states_in(&file, place.path());
+        assert_eq!(
+            states.ok(),
+            Some(vec![place.path().join("here"), "/a".into()])
+        );
+        std::fs::write(&file, "state = ").expect("write");
+        assert!(states_in(&file, place.path()).is_err(), "not read as none");
+    }
+}

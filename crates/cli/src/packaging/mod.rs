@@ -1,0 +1,68 @@
+//! `forebay packaging`: what the makers and scripts of packages ask for. Hidden: no user needs it.
+
+mod look;
+mod papers;
+
+use std::path::PathBuf;
+
+use clap::{Args, Subcommand};
+
+use crate::exit::{Exit, Failure};
+use crate::{out, usage};
+
+/// Writes what belongs into a package, and tells its scripts what is not drained
+#[derive(Args)]
+#[command(
+    hide = true,
+    after_help = usage::EXIT_CODES,
+    after_long_help = concat!(
+        "Examples:\n",
+        "  forebay packaging papers DIR 2026-11-27\n",
+        "  forebay packaging undrained\n\n",
+        "Exit codes: 0 written, or nothing is left; 1 fatal; 3 data is not on the PFS, or a burst buffer runs."
+    )
+)]
+pub struct PackagingArgs {
+    #[command(subcommand)]
+    what: What,
+}
+
+#[derive(Subcommand)]
+enum What {
+    /// Writes manual pages and completions of shells below a directory
+    Papers {
+        /// Where to; made if missing
+        #[arg(value_name = "DIR")]
+        dir: PathBuf,
+        /// Date in the pages, as 2026-11-27
+        #[arg(value_name = "DATE")]
+        date: String,
+    },
+    /// Prints a line for each burst buffer of this machine that runs, or has left data behind
+    Undrained {
+        /// Folder with the configuration files
+        #[arg(long, value_name = "DIR", default_value = "/etc/forebay")]
+        config: PathBuf,
+        /// Folder whose folders are looked at, too
+        #[arg(long, value_name = "DIR", default_value = "/var/lib/forebay")]
+        states: PathBuf,
+    },
+    /// Prints the versions of what is on disk: another forebay with the same ones goes on with it
+    OnDisk,
+}
+
+/// Runs the command.
+pub fn run(args: &PackagingArgs, program: clap::Command) -> Result<Exit, Failure> {
+    match &args.what {
+        What::Papers { dir, date } => papers::write(dir, date, program),
+        What::Undrained { config, states } => look::undrained(config, states),
+        What::OnDisk => {
+            out::print(&format!(
+                "records {}, tiers {}\n",
+                forebay_server::RECORDS_VERSION,
+                forebay_tiers::TIER_VERSION
+            ));
+            Ok(Exit::Complete)
+        }
+    }
+}
