@@ -18,21 +18,46 @@ pub struct Key {
     pub application: String,
     /// The version, where it is more than a guess.
     pub version: Option<u64>,
+    /// Who owns the files; of a restart, who reads. What is of one user never counts in what
+    /// another sees.
+    pub uid: u32,
+}
+
+impl Key {
+    fn of(record: &Record) -> Key {
+        Key {
+            application: record.application.clone(),
+            version: record.version,
+            uid: record.uid,
+        }
+    }
+
+    fn begin(&self, what: What, now_ms: u64) -> Record {
+        let mut record = Record::new(what, self.application.clone(), self.uid, now_ms);
+        record.version = self.version;
+        record
+    }
+
+    /// A user's restarts of an application are one after the other, whatever their versions.
+    fn of_restart(&self) -> Key {
+        Key {
+            version: None,
+            ..self.clone()
+        }
+    }
 }
 
 /// A file that is being written.
 #[derive(Clone, Copy)]
 struct Writing {
-    uid: u32,
     begun_ms: u64,
     wait_us: u64,
     stall_us: u64,
 }
 
 impl Writing {
-    fn new(uid: u32, begun_ms: u64) -> Writing {
+    fn new(begun_ms: u64) -> Writing {
         Writing {
-            uid,
             begun_ms,
             wait_us: 0,
             stall_us: 0,
@@ -75,8 +100,6 @@ pub struct Found {
     pub object: u64,
     /// What it belongs to.
     pub key: Key,
-    /// Its owner.
-    pub uid: u32,
     /// Its size, bytes.
     pub bytes: u64,
     /// When it was last changed.
@@ -103,7 +126,7 @@ pub struct Book {
     open: BTreeMap<u64, Open>,
     /// The record that takes in what comes.
     current: HashMap<Key, u64>,
-    restarts: HashMap<String, u64>,
+    restarts: HashMap<Key, u64>,
     /// With what each belonged to when it was opened.
     writing: HashMap<u64, (Writing, Key)>,
     shares: HashMap<u64, Share>,
@@ -168,7 +191,7 @@ impl Book {
     }
 
     /// The record of what is written now, and was begun then.
-    fn current(&mut self, key: &Key, uid: u32, begun_ms: u64, now_ms: u64) -> u64 {
+    fn current(&mut self, key: &Key, begun_ms: u64, now_ms: u64) -> u64 {
         let pause_ms = self.quiet_ms;
         if let Some(id) = self.current.get(key)
             && let Some(open) = self.open.get(id)
@@ -176,16 +199,14 @@ impl Book {
         {
             return *id;
         }
-        let mut record = Record::new(What::Version, key.application.clone(), uid, begun_ms);
-        record.version = key.version;
-        let id = self.begin(record, now_ms);
+        let id = self.begin(key.begin(What::Version, begun_ms), now_ms);
         self.current.insert(key.clone(), id);
         id
     }
 
     /// A file is being written.
-    pub fn opened(&mut self, object: u64, key: Key, uid: u32, now_ms: u64) {
-        let written = Writing::new(uid, now_ms);
+    pub fn opened(&mut self, object: u64, key: Key, now_ms: u64) {
+        let written = Writing::new(now_ms);
         self.writing.entry(object).or_insert((written, key));
     }
 
@@ -203,9 +224,9 @@ impl Book {
     }
 
     /// A file was written and closed.
-    pub fn closed(&mut self, object: u64, key: &Key, size: (u64, bool), uid: u32, now_ms: u64) {
+    pub fn closed(&mut self, object: u64, key: &Key, size: (u64, bool), now_ms: u64) {
         let opened = self.writing.remove(&object);
-        let written = opened.map_or_else(|| Writing::new(uid, now_ms), |(written, _)| written);
+        let written = opened.map_or_else(|| Writing::new(now_ms), |(written, _)| written);
         match self.shares.get(&object) {
             Some(share) if share.is_found => self.withdraw(object, now_ms),
             _ => self.gone(object, now_ms),
@@ -224,7 +245,7 @@ impl Book {
 
     fn take_in(&mut self, object: u64, key: &Key, share: Share, now_ms: u64) {
         let written = share.written;
-        let id = self.current(key, written.uid, written.begun_ms, now_ms);
+        let id = self.current(key, written.begun_ms, now_ms);
         self.change(id, now_ms, |record| {
             record.begun_ms = record.begun_ms.min(written.begun_ms);
             record.ended_ms = record.ended_ms.max(share.ended_ms);
@@ -264,9 +285,7 @@ impl Book {
         let Some(share) = self.shares.get(&object).copied() else {
             return;
         };
-        let is_there = |open: &Open| {
-            open.record.application == key.application && open.record.version == key.version
-        };
+        let is_there = |open: &Open| Key::of(&open.record) == *key;
         if self.open.get(&share.record).is_none_or(is_there) {
             return;
         }
@@ -336,11 +355,9 @@ impl Book {
     }
 
     /// An application has begun again and reads.
-    pub fn restarted(&mut self, key: &Key, uid: u32, now_ms: u64) {
-        let mut record = Record::new(What::Restart, key.application.clone(), uid, now_ms);
-        record.version = key.version;
-        let id = self.begin(record, now_ms);
-        if let Some(before) = self.restarts.insert(key.application.clone(), id) {
+    pub fn restarted(&mut self, key: &Key, now_ms: u64) {
+        let id = self.begin(key.begin(What::Restart, now_ms), now_ms);
+        if let Some(before) = self.restarts.insert(key.of_restart(), id) {
             self.end(before);
         }
     }
@@ -350,9 +367,9 @@ impl Book {
         !self.restarts.is_empty()
     }
 
-    /// A file was opened for reading; it counts once.
-    pub fn read(&mut self, application: &str, file: (u64, u64), in_buffer: bool, now_ms: u64) {
-        let Some(id) = self.restarts.get(application).copied() else {
+    /// A file, by inode number and bytes, was opened for reading; it counts once.
+    pub fn read(&mut self, key: &Key, file: (u64, u64), in_buffer: bool, now_ms: u64) {
+        let Some(id) = self.restarts.get(&key.of_restart()).copied() else {
             return;
         };
         let (ino, bytes) = file;
@@ -381,12 +398,9 @@ impl Book {
 
     /// Takes in a record of an earlier start that was not over.
     pub fn restore(&mut self, id: u64, record: Record, now_ms: u64) {
-        let key = Key {
-            application: record.application.clone(),
-            version: record.version,
-        };
+        let key = Key::of(&record);
         match record.what {
-            What::Restart => drop(self.restarts.insert(key.application, id)),
+            What::Restart => drop(self.restarts.insert(key.of_restart(), id)),
             _ => drop(self.current.insert(key, id)),
         }
         let open = Open {
@@ -413,10 +427,7 @@ impl Book {
         }
         // The oldest record has what was changed first; what was not on record yet changed last.
         for (id, open) in &mut self.open {
-            let key = Key {
-                application: open.record.application.clone(),
-                version: open.record.version,
-            };
+            let key = Key::of(&open.record);
             let known = usize::try_from(open.record.undrained_files()).unwrap_or(usize::MAX);
             let all = by_key.get_mut(&key);
             let files: Vec<Found> =
@@ -500,7 +511,7 @@ impl Book {
 fn share_of(file: &Found) -> Share {
     Share {
         record: 0,
-        written: Writing::new(file.uid, file.changed_ms),
+        written: Writing::new(file.changed_ms),
         bytes: file.bytes,
         is_direct: file.is_direct,
         ended_ms: file.changed_ms,

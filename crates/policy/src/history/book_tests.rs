@@ -7,10 +7,11 @@ use super::{Book, Found, Key};
 
 const QUIET_MS: u64 = 100;
 
-fn key(application: &str, version: Option<u64>) -> Key {
+fn key(application: &str, version: Option<u64>, uid: u32) -> Key {
     Key {
         application: application.into(),
         version,
+        uid,
     }
 }
 
@@ -73,7 +74,12 @@ proptest! {
     /// closed is in one record once, and each record knows how many of its files are undrained.
     #[test]
     fn every_file_is_in_one_record(steps in steps()) {
-        let keys = [key("a", Some(1)), key("a", Some(2)), key("b", None), key("tmp", None)];
+        let keys = [
+            key("a", Some(1), 7),
+            key("a", Some(1), 8),
+            key("b", None, 7),
+            key("tmp", None, 7),
+        ];
         let (mut book, mut store) = (Book::new(0, QUIET_MS), Store::default());
         let (mut now_ms, mut starts) = (1000, 0);
         // Undrained files, with what they belong to.
@@ -84,9 +90,9 @@ proptest! {
         for step in steps {
             now_ms += 1;
             match step {
-                Step::Open(o, k) => book.opened(o, keys[k].clone(), 7, now_ms),
+                Step::Open(o, k) => book.opened(o, keys[k].clone(), now_ms),
                 Step::Close(o, k, bytes) => {
-                    book.closed(o, &keys[k], (bytes, false), 7, now_ms);
+                    book.closed(o, &keys[k], (bytes, false), now_ms);
                     undrained.insert(o, (k, bytes));
                     closes += u64::from(!found.remove(&o));
                 }
@@ -119,7 +125,6 @@ proptest! {
                     let all = undrained.iter().map(|(o, (k, bytes))| Found {
                         object: *o,
                         key: keys[*k].clone(),
-                        uid: 7,
                         bytes: *bytes,
                         changed_ms: now_ms,
                         is_direct: false,
@@ -150,13 +155,13 @@ proptest! {
 #[test]
 fn a_version_has_when_it_began_ended_waited_and_was_drained() {
     let mut book = Book::new(0, QUIET_MS);
-    let of = key("sim", Some(7));
-    book.opened(1, of.clone(), 1000, 10);
-    book.opened(2, of.clone(), 1000, 20);
+    let of = key("sim", Some(7), 1000);
+    book.opened(1, of.clone(), 10);
+    book.opened(2, of.clone(), 20);
     book.waited(1, 5, 0);
     book.waited(2, 0, 9);
-    book.closed(1, &of, (100, false), 0, 50);
-    book.closed(2, &of, (200, true), 0, 60);
+    book.closed(1, &of, (100, false), 50);
+    book.closed(2, &of, (200, true), 60);
     book.copying(1, 70);
     book.drained(1, 100, 90);
     let halfway = &book.records()[0].1;
@@ -193,10 +198,10 @@ fn a_version_has_when_it_began_ended_waited_and_was_drained() {
 fn without_versions_a_pause_is_the_end_of_a_record_and_with_one_it_is_not() {
     let mut book = Book::new(0, QUIET_MS);
     for at in [10, 50, 500] {
-        for of in [key("log", None), key("sim", Some(1))] {
+        for of in [key("log", None, 1), key("sim", Some(1), 1)] {
             let object = at * 2 + u64::from(of.version.is_some());
-            book.opened(object, of.clone(), 1, at);
-            book.closed(object, &of, (1, false), 1, at + 1);
+            book.opened(object, of.clone(), at);
+            book.closed(object, &of, (1, false), at + 1);
         }
     }
     let files: Vec<(Option<u64>, u64)> = book
@@ -210,13 +215,13 @@ fn without_versions_a_pause_is_the_end_of_a_record_and_with_one_it_is_not() {
 #[test]
 fn a_version_is_not_over_while_one_of_its_files_is_written() {
     let mut book = Book::new(0, QUIET_MS);
-    let of = key("sim", Some(1));
-    book.opened(1, of.clone(), 1, 0);
-    book.opened(2, of.clone(), 1, 0);
-    book.closed(1, &of, (1, false), 1, 10);
+    let of = key("sim", Some(1), 1);
+    book.opened(1, of.clone(), 0);
+    book.opened(2, of.clone(), 0);
+    book.closed(1, &of, (1, false), 10);
     book.drained(1, 1, 20);
     assert!(book.changes(10 * QUIET_MS).over.is_empty());
-    book.closed(2, &of, (1, false), 1, 10 * QUIET_MS);
+    book.closed(2, &of, (1, false), 10 * QUIET_MS);
     book.drained(2, 1, 10 * QUIET_MS);
     let over = book.changes(11 * QUIET_MS).over;
     assert_eq!(over[0].1.files, 2);
@@ -229,8 +234,7 @@ fn what_was_not_saved_before_a_kill_is_made_up_from_what_is_undrained() {
     (saved.files, saved.bytes, saved.ended_ms) = (2, 20, 110);
     let found = |object, bytes, changed_ms| Found {
         object,
-        key: key("sim", Some(3)),
-        uid: 5,
+        key: key("sim", Some(3), 5),
         bytes,
         changed_ms,
         is_direct: false,
@@ -270,12 +274,13 @@ fn what_was_not_saved_before_a_kill_is_made_up_from_what_is_undrained() {
 fn a_restart_counts_each_file_once_where_it_was_read() {
     let mut book = Book::new(0, QUIET_MS);
     assert!(!book.has_restarts());
-    book.read("sim", (1, 10), true, 5);
-    book.restarted(&key("sim", Some(2)), 4, 10);
-    book.read("sim", (1, 10), true, 11);
-    book.read("sim", (1, 10), true, 12);
-    book.read("sim", (2, 30), false, 13);
-    book.read("other", (3, 30), false, 14);
+    let of = key("sim", Some(2), 4);
+    book.read(&of, (1, 10), true, 5);
+    book.restarted(&of, 10);
+    book.read(&of, (1, 10), true, 11);
+    book.read(&of, (1, 10), true, 12);
+    book.read(&key("sim", None, 4), (2, 30), false, 13);
+    book.read(&key("other", Some(2), 4), (3, 30), false, 14);
     let over = book.changes(13 + QUIET_MS).over;
     let (_, record) = &over[0];
     assert_eq!(
@@ -285,4 +290,47 @@ fn a_restart_counts_each_file_once_where_it_was_read() {
     assert_eq!((record.files, record.bytes), (2, 40));
     assert_eq!((record.from_buffer_bytes, record.from_pfs_bytes), (10, 30));
     assert!(!book.has_restarts());
+}
+
+#[test]
+fn what_is_of_one_user_never_counts_in_the_record_of_another() {
+    let mut book = Book::new(0, QUIET_MS);
+    let [first, second] = [4, 5].map(|uid| key("sim", Some(2), uid));
+    for (object, of, bytes) in [(1, &first, 10), (2, &second, 700)] {
+        book.opened(object, of.clone(), 10);
+        book.closed(object, of, (bytes, false), 20);
+    }
+    book.restarted(&first, 30);
+    book.restarted(&second, 40);
+    book.read(&first, (1, 10), true, 41);
+    book.read(&second, (1, 10), false, 42);
+    let is = |(_, r): (u64, Record)| (r.what, r.uid, r.bytes, r.from_pfs_bytes, r.over);
+    let all: Vec<_> = book.records().into_iter().map(is).collect();
+    let expected = [
+        (What::Version, 4, 10, 0, false),
+        (What::Version, 5, 700, 0, false),
+        (What::Restart, 4, 10, 0, false),
+        (What::Restart, 5, 10, 10, false),
+    ];
+    assert_eq!(all, expected);
+    // A start counts what it finds with the records of its owner.
+    let mut again = Book::new(1 << 32, QUIET_MS);
+    for (id, record) in book.records() {
+        again.restore(id, record, 50);
+    }
+    let found = |object, key: &Key, bytes| Found {
+        object,
+        key: key.clone(),
+        bytes,
+        changed_ms: 20,
+        is_direct: false,
+    };
+    again.resume(vec![found(2, &second, 700), found(1, &first, 10)], 50);
+    again.left(2, 60);
+    let gone: Vec<_> = again
+        .records()
+        .iter()
+        .map(|(_, r)| (r.uid, r.gone_bytes))
+        .collect();
+    assert_eq!(gone, [(4, 0), (5, 700), (4, 0), (5, 0)]);
 }

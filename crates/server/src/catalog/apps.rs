@@ -256,13 +256,14 @@ impl Applications {
         Some((name, facts.version))
     }
 
-    /// What a file is put on record as: of its version only what is more than a guess.
-    pub fn recorded_as(&self, object: ObjectId) -> Option<Key> {
+    /// What a file of that user is put on record as: of its version only what is more than a guess.
+    pub fn recorded_as(&self, object: ObjectId, uid: u32) -> Option<Key> {
         let inner = self.inner.lock();
         let facts = inner.files.get(&object)?;
         Some(Key {
             application: inner.applications.get(&facts.application)?.name.clone(),
             version: facts.version.filter(|_| facts.certain),
+            uid,
         })
     }
 

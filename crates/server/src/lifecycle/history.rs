@@ -112,12 +112,11 @@ impl Lifecycle {
                 let is_dirty = state.is_dirty() && !state.is_unlinked();
                 (is_dirty, state.meta.uid, state.meta.size, state.meta.mtime)
             };
-            if is_dirty && let Some(key) = self.catalog.apps().recorded_as(file.object) {
+            if is_dirty && let Some(key) = self.catalog.apps().recorded_as(file.object, uid) {
                 let changed_ms = u64::try_from(changed.sec).unwrap_or(0) * 1000;
                 found.push(Found {
                     object: file.object.0,
                     key,
-                    uid,
                     bytes,
                     changed_ms: changed_ms + u64::from(changed.nsec) / 1_000_000,
                     is_direct: self.buffer.tiers().kind(file.tier()) == TierKind::Pfs,

@@ -272,6 +272,7 @@ impl Plan {
                         let key = Key {
                             application: identity.application,
                             version: identity.version.filter(|_| identity.is_certain),
+                            uid: cred.uid,
                         };
                         (number, Read::OnPfs(file.clone(), node.id.ino, key))
                     }
@@ -281,23 +282,29 @@ impl Plan {
         };
         if flags.writes() {
             if let Read::Here(file) = &read {
-                self.catalog.note_writer(file.object, cred.uid);
+                let owner = file.lock().meta.uid;
+                self.catalog.note_writer(file.object, owner);
             }
             self.note_writer(application, cred.process, &read);
         } else {
             self.note_reader(application, cred, &read);
-            self.note_read(application, &read);
+            self.note_read(application, cred.uid, &read);
         }
     }
 
     /// What a restart reads is put on record.
-    fn note_read(&self, application: u32, read: &Read) {
+    fn note_read(&self, application: u32, uid: u32, read: &Read) {
         let history = self.catalog.history();
         if history.has_restarts()
-            && let Some(name) = self.catalog.apps().name(application)
+            && let Some(application) = self.catalog.apps().name(application)
             && let Some(file) = read.measure()
         {
-            history.read(&name, file, matches!(read, Read::Here(_)));
+            let key = Key {
+                application,
+                version: None,
+                uid,
+            };
+            history.read(&key, file, matches!(read, Read::Here(_)));
         }
     }
 
@@ -459,11 +466,11 @@ impl Plan {
             drop(inner);
             self.catalog.apps().set_mtbf(application, mtbf_s);
             let key = match read {
-                Read::Here(file) => self.catalog.apps().recorded_as(file.object),
+                Read::Here(file) => self.catalog.apps().recorded_as(file.object, cred.uid),
                 Read::OnPfs(_, _, key) => Some(key.clone()),
             };
             if let Some(key) = key {
-                self.catalog.history().restarted(&key, cred.uid);
+                self.catalog.history().restarted(&key);
             }
         }
     }
