@@ -11,25 +11,31 @@ const OVER_MAX: usize = 1 << 14;
 /// Of a restart, files that were counted are remembered of so many.
 const COUNTED_MAX: usize = 1 << 16;
 
+/// Longer names of applications are cut: whoever sets one on a file may set one of any length.
+const NAME_BYTES_MAX: usize = 255;
+
 /// What files of one record have in common.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Key {
-    /// The application.
-    pub application: String,
-    /// The version, where it is more than a guess.
-    pub version: Option<u64>,
-    /// Who owns the files; of a restart, who reads. What is of one user never counts in what
-    /// another sees.
-    pub uid: u32,
+    application: String,
+    pub(super) version: Option<u64>,
+    uid: u32,
 }
 
 impl Key {
-    fn of(record: &Record) -> Key {
+    /// The application, the version where it is more than a guess, and who owns the files; of a
+    /// restart, who reads. What is of one user never counts in what another sees.
+    pub fn new(mut application: String, version: Option<u64>, uid: u32) -> Key {
+        application.truncate(application.floor_char_boundary(NAME_BYTES_MAX));
         Key {
-            application: record.application.clone(),
-            version: record.version,
-            uid: record.uid,
+            application,
+            version,
+            uid,
         }
+    }
+
+    fn of(record: &Record) -> Key {
+        Key::new(record.application.clone(), record.version, record.uid)
     }
 
     fn begin(&self, what: What, now_ms: u64) -> Record {
@@ -397,8 +403,9 @@ impl Book {
     }
 
     /// Takes in a record of an earlier start that was not over.
-    pub fn restore(&mut self, id: u64, record: Record, now_ms: u64) {
+    pub fn restore(&mut self, id: u64, mut record: Record, now_ms: u64) {
         let key = Key::of(&record);
+        record.application.clone_from(&key.application);
         match record.what {
             What::Restart => drop(self.restarts.insert(key.of_restart(), id)),
             _ => drop(self.current.insert(key, id)),

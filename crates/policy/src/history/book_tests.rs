@@ -8,11 +8,7 @@ use super::{Book, Found, Key};
 const QUIET_MS: u64 = 100;
 
 fn key(application: &str, version: Option<u64>, uid: u32) -> Key {
-    Key {
-        application: application.into(),
-        version,
-        uid,
-    }
+    Key::new(application.into(), version, uid)
 }
 
 /// What a store would hold.
@@ -333,4 +329,23 @@ fn what_is_of_one_user_never_counts_in_the_record_of_another() {
         .map(|(_, r)| (r.uid, r.gone_bytes))
         .collect();
     assert_eq!(gone, [(4, 0), (5, 700), (4, 0), (5, 0)]);
+}
+
+#[test]
+fn a_name_of_any_length_is_cut_between_two_characters() {
+    let mut book = Book::new(0, QUIET_MS);
+    let long = key(
+        &format!("{}\u{e9}{}", "a".repeat(254), "b".repeat(1 << 15)),
+        None,
+        1,
+    );
+    book.closed(1, &long, (1, false), 10);
+    book.restarted(&long, 20);
+    book.read(&long, (1, 1), true, 30);
+    let names: Vec<_> = book
+        .records()
+        .into_iter()
+        .map(|(_, r)| (r.application, r.files))
+        .collect();
+    assert_eq!(names, [("a".repeat(254), 1), ("a".repeat(254), 1)]);
 }

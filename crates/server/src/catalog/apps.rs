@@ -260,11 +260,9 @@ impl Applications {
     pub fn recorded_as(&self, object: ObjectId, uid: u32) -> Option<Key> {
         let inner = self.inner.lock();
         let facts = inner.files.get(&object)?;
-        Some(Key {
-            application: inner.applications.get(&facts.application)?.name.clone(),
-            version: facts.version.filter(|_| facts.certain),
-            uid,
-        })
+        let application = inner.applications.get(&facts.application)?.name.clone();
+        let version = facts.version.filter(|_| facts.certain);
+        Some(Key::new(application, version, uid))
     }
 
     /// Time since a file was last closed, or arrived, seconds.

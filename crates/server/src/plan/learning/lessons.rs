@@ -269,11 +269,8 @@ impl Plan {
                 let identity = self.catalog.rules().identify(&path);
                 match self.catalog.apps().number(&identity.application) {
                     Some(number) => {
-                        let key = Key {
-                            application: identity.application,
-                            version: identity.version.filter(|_| identity.is_certain),
-                            uid: cred.uid,
-                        };
+                        let version = identity.version.filter(|_| identity.is_certain);
+                        let key = Key::new(identity.application, version, cred.uid);
                         (number, Read::OnPfs(file.clone(), node.id.ino, key))
                     }
                     None => return,
@@ -299,11 +296,7 @@ impl Plan {
             && let Some(application) = self.catalog.apps().name(application)
             && let Some(file) = read.measure()
         {
-            let key = Key {
-                application,
-                version: None,
-                uid,
-            };
+            let key = Key::new(application, None, uid);
             history.read(&key, file, matches!(read, Read::Here(_)));
         }
     }
