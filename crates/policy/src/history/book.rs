@@ -4,6 +4,9 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 
 use forebay_types::history::{Record, What};
 
+#[cfg(doc)]
+use super::Keep;
+
 /// Records that are not over. Beyond that the oldest is over as it is.
 const OPEN_MAX: usize = 4096;
 /// Records that are over and not saved, while the store takes nothing. The oldest go beyond that.
@@ -106,9 +109,9 @@ pub struct Found {
     pub object: u64,
     /// What it belongs to.
     pub key: Key,
-    /// Its size, bytes.
+    /// What it occupies, bytes.
     pub bytes: u64,
-    /// When it was last changed.
+    /// When it was last changed, as far as that can be ([`Keep::possible_ms`]).
     pub changed_ms: u64,
     /// It is on the PFS already, without its name.
     pub is_direct: bool,
@@ -219,8 +222,8 @@ impl Book {
     /// Who writes a file has waited for a turn, and for space.
     pub fn waited(&mut self, object: u64, wait_us: u64, stall_us: u64) {
         if let Some((writing, _)) = self.writing.get_mut(&object) {
-            writing.wait_us += wait_us;
-            writing.stall_us += stall_us;
+            add(&mut writing.wait_us, wait_us);
+            add(&mut writing.stall_us, stall_us);
         }
     }
 
@@ -255,12 +258,14 @@ impl Book {
         self.change(id, now_ms, |record| {
             record.begun_ms = record.begun_ms.min(written.begun_ms);
             record.ended_ms = record.ended_ms.max(share.ended_ms);
-            record.files += 1;
-            record.bytes += share.bytes;
-            record.direct_files += u64::from(share.is_direct);
-            record.direct_bytes += if share.is_direct { share.bytes } else { 0 };
-            record.wait_us += written.wait_us;
-            record.stall_us += written.stall_us;
+            add(&mut record.files, 1);
+            add(&mut record.bytes, share.bytes);
+            add(&mut record.direct_files, u64::from(share.is_direct));
+            if share.is_direct {
+                add(&mut record.direct_bytes, share.bytes);
+            }
+            add(&mut record.wait_us, written.wait_us);
+            add(&mut record.stall_us, written.stall_us);
         });
         self.share(
             object,
@@ -337,8 +342,8 @@ impl Book {
     pub fn drained(&mut self, object: u64, copied_bytes: u64, now_ms: u64) {
         if let Some(share) = self.unshare(object) {
             self.change(share.record, now_ms, |record| {
-                record.drained_files += 1;
-                record.drained_bytes += copied_bytes;
+                add(&mut record.drained_files, 1);
+                add(&mut record.drained_bytes, copied_bytes);
                 record.drained_ms = Some(now_ms);
             });
         }
@@ -354,8 +359,8 @@ impl Book {
     fn gone(&mut self, object: u64, now_ms: u64) {
         if let Some(share) = self.unshare(object) {
             self.change(share.record, now_ms, |record| {
-                record.gone_files += 1;
-                record.gone_bytes += share.bytes;
+                add(&mut record.gone_files, 1);
+                add(&mut record.gone_bytes, share.bytes);
             });
         }
     }
@@ -387,11 +392,11 @@ impl Book {
         }
         self.change(id, now_ms, |record| {
             record.ended_ms = now_ms;
-            record.files += 1;
-            record.bytes += bytes;
+            add(&mut record.files, 1);
+            add(&mut record.bytes, bytes);
             match in_buffer {
-                true => record.from_buffer_bytes += bytes,
-                false => record.from_pfs_bytes += bytes,
+                true => add(&mut record.from_buffer_bytes, bytes),
+                false => add(&mut record.from_pfs_bytes, bytes),
             }
         });
     }
@@ -515,6 +520,11 @@ impl Book {
     }
 }
 
+/// Sizes are what users make them: a sum stays at the largest number.
+fn add(to: &mut u64, more: u64) {
+    *to = to.saturating_add(more);
+}
+
 fn share_of(file: &Found) -> Share {
     Share {
         record: 0,
@@ -533,11 +543,15 @@ fn drained_unseen(record: &mut Record, still: &[Found], now_ms: u64) {
     if drained == 0 {
         return;
     }
-    let left_bytes = still.iter().map(|file| file.bytes).sum();
+    let sizes = still.iter().map(|file| file.bytes);
+    let left_bytes = sizes.fold(0, u64::saturating_add);
     let open_bytes = record
         .bytes
         .saturating_sub(record.drained_bytes.saturating_add(record.gone_bytes));
-    record.drained_files += drained;
-    record.drained_bytes += open_bytes.saturating_sub(left_bytes);
+    add(&mut record.drained_files, drained);
+    add(
+        &mut record.drained_bytes,
+        open_bytes.saturating_sub(left_bytes),
+    );
     record.drained_ms = Some(now_ms);
 }

@@ -349,3 +349,39 @@ fn a_name_of_any_length_is_cut_between_two_characters() {
         .collect();
     assert_eq!(names, [("a".repeat(254), 1), ("a".repeat(254), 1)]);
 }
+
+#[test]
+fn sizes_beyond_all_measure_overflow_nothing() {
+    let mut book = Book::new(0, QUIET_MS);
+    let of = key("sim", Some(1), 1);
+    for object in 0..3 {
+        book.opened(object, of.clone(), 10);
+        book.waited(object, u64::MAX, u64::MAX);
+        book.closed(object, &of, (u64::MAX, true), 20);
+    }
+    book.left(0, 30);
+    book.drained(1, u64::MAX, 30);
+    book.restarted(&of, 30);
+    for ino in 0..2 {
+        book.read(&of, (ino, u64::MAX), true, 30);
+    }
+    let mut again = Book::new(1 << 32, QUIET_MS);
+    for (id, record) in book.records() {
+        again.restore(id, record, 40);
+    }
+    let found = |object| Found {
+        object,
+        key: of.clone(),
+        bytes: u64::MAX,
+        changed_ms: 20,
+        is_direct: true,
+    };
+    again.resume(vec![found(2), found(7)], 40);
+    again.left(2, 50);
+    let sums: Vec<_> = again
+        .records()
+        .into_iter()
+        .map(|(_, r)| (r.bytes, r.files))
+        .collect();
+    assert_eq!(sums, [(u64::MAX, 4), (u64::MAX, 2)]);
+}

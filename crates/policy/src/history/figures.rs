@@ -22,7 +22,7 @@ pub fn most_written_bytes(records: &[Record], span_ms: u64) -> u64 {
     for (ended_ms, bytes) in &ends {
         sum = sum.saturating_add(*bytes);
         while ended_ms.saturating_sub(ends[first].0) >= span_ms.max(1) {
-            sum -= ends[first].1;
+            sum = sum.saturating_sub(ends[first].1);
             first += 1;
         }
         most = most.max(sum);

@@ -108,25 +108,29 @@ impl Lifecycle {
             true
         });
         self.told_history(read);
+        let history = self.catalog.history();
+        let now_ms = history.now_ms();
         let mut found = Vec::new();
         for file in self.buffer.files() {
-            let (is_dirty, uid, bytes, changed) = {
+            let (is_dirty, uid, size, changed) = {
                 let state = file.lock();
                 let is_dirty = state.is_dirty() && !state.is_unlinked();
                 (is_dirty, state.meta.uid, state.meta.size, state.meta.mtime)
             };
             if is_dirty && let Some(key) = self.catalog.apps().recorded_as(file.object, uid) {
-                let changed_ms = u64::try_from(changed.sec).unwrap_or(0) * 1000;
                 found.push(Found {
                     object: file.object.0,
                     key,
-                    bytes,
-                    changed_ms: changed_ms + u64::from(changed.nsec) / 1_000_000,
+                    // Its size may be any number, and its time of change any time.
+                    bytes: size.min(self.buffer.ledger().used_bytes(file.object)),
+                    changed_ms: history
+                        .keep()
+                        .possible_ms((changed.sec, changed.nsec), now_ms),
                     is_direct: self.buffer.tiers().kind(file.tier()) == TierKind::Pfs,
                 });
             }
         }
-        self.catalog.history().resume(left, found);
+        history.resume(left, found);
     }
 
     /// A history that cannot be saved, or read, costs nobody anything but the history: it is told
