@@ -79,7 +79,10 @@ impl Writing {
 struct Share {
     record: u64,
     written: Writing,
+    /// What it counts in the record.
     bytes: u64,
+    /// What all of the file is.
+    size_bytes: u64,
     is_direct: bool,
     ended_ms: u64,
     /// A start has found it, perhaps while a program that outlives the start writes it.
@@ -236,25 +239,64 @@ impl Book {
     pub fn closed(&mut self, object: u64, key: &Key, size: (u64, bool), now_ms: u64) {
         let opened = self.writing.remove(&object);
         let written = opened.map_or_else(|| Writing::new(now_ms), |(written, _)| written);
-        match self.shares.get(&object) {
-            Some(share) if share.is_found => self.withdraw(object, now_ms),
-            _ => self.gone(object, now_ms),
-        }
         let (bytes, is_direct) = size;
-        let share = Share {
+        let mut share = Share {
             record: 0,
             written,
             bytes,
+            size_bytes: bytes,
             is_direct,
             ended_ms: now_ms,
             is_found: false,
         };
+        match self.shares.get(&object).copied() {
+            Some(before) if before.is_found => self.withdraw(object, now_ms),
+            Some(before) => {
+                // Who appends to what is undrained has not written all of the file again.
+                share.bytes = bytes.saturating_sub(before.size_bytes);
+                if before.record == self.current(key, written.begun_ms, now_ms) {
+                    self.written_again(object, share, now_ms);
+                    return;
+                }
+                self.gone(object, now_ms);
+            }
+            None => {}
+        }
         self.take_in(object, key, share, now_ms);
     }
 
+    /// An undrained file was written again within its record: what is left of its bytes stays
+    /// counted.
+    fn written_again(&mut self, object: u64, share: Share, now_ms: u64) {
+        let Some(before) = self.unshare(object) else {
+            return;
+        };
+        let left_bytes = before.bytes.min(share.size_bytes);
+        self.change(before.record, now_ms, |record| {
+            add(&mut record.gone_files, 1);
+            add(&mut record.gone_bytes, before.bytes - left_bytes);
+        });
+        self.count(before.record, &share, now_ms);
+        let bytes = left_bytes.saturating_add(share.bytes);
+        let record = before.record;
+        self.share(
+            object,
+            Share {
+                record,
+                bytes,
+                ..share
+            },
+        );
+    }
+
     fn take_in(&mut self, object: u64, key: &Key, share: Share, now_ms: u64) {
+        let record = self.current(key, share.written.begun_ms, now_ms);
+        self.count(record, &share, now_ms);
+        self.share(object, Share { record, ..share });
+    }
+
+    fn count(&mut self, id: u64, share: &Share, now_ms: u64) {
         let written = share.written;
-        let id = self.current(key, written.begun_ms, now_ms);
         self.change(id, now_ms, |record| {
             record.begun_ms = record.begun_ms.min(written.begun_ms);
             record.ended_ms = record.ended_ms.max(share.ended_ms);
@@ -267,13 +309,6 @@ impl Book {
             add(&mut record.wait_us, written.wait_us);
             add(&mut record.stall_us, written.stall_us);
         });
-        self.share(
-            object,
-            Share {
-                record: id,
-                ..share
-            },
-        );
     }
 
     fn share(&mut self, object: u64, share: Share) {
@@ -530,6 +565,7 @@ fn share_of(file: &Found) -> Share {
         record: 0,
         written: Writing::new(file.changed_ms),
         bytes: file.bytes,
+        size_bytes: file.bytes,
         is_direct: file.is_direct,
         ended_ms: file.changed_ms,
         is_found: true,

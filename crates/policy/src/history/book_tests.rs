@@ -385,3 +385,34 @@ fn sizes_beyond_all_measure_overflow_nothing() {
         .collect();
     assert_eq!(sums, [(u64::MAX, 4), (u64::MAX, 2)]);
 }
+
+#[test]
+fn who_appends_to_what_is_undrained_has_written_what_is_new() {
+    let mut book = Book::new(0, QUIET_MS);
+    let of = key("log", None, 1);
+    let bytes = |book: &Book| -> Vec<_> {
+        let is = |(_, r): (u64, Record)| (r.files, r.bytes, r.gone_files, r.gone_bytes);
+        book.records().into_iter().map(is).collect()
+    };
+    for (at, size) in [(10, 100), (20, 110), (30, 130), (40, 130)] {
+        book.opened(1, of.clone(), at);
+        book.closed(1, &of, (size, false), at + 1);
+    }
+    assert_eq!(bytes(&book), [(4, 130, 3, 0)]);
+    // It is cut, and grows again.
+    book.closed(1, &of, (50, false), 50);
+    assert_eq!(bytes(&book), [(5, 130, 4, 80)]);
+    book.closed(1, &of, (60, false), 60);
+    assert_eq!(bytes(&book), [(6, 140, 5, 80)]);
+    // After a pause that is another record; what is removed then is all that was counted there.
+    book.opened(1, of.clone(), 500);
+    book.closed(1, &of, (65, false), 510);
+    assert_eq!(bytes(&book), [(6, 140, 6, 140), (1, 5, 0, 0)]);
+    book.left(1, 520);
+    assert_eq!(bytes(&book), [(6, 140, 6, 140), (1, 5, 1, 5)]);
+    // What was drained is copied again, all of it.
+    book.closed(2, &of, (100, false), 530);
+    book.drained(2, 100, 540);
+    book.closed(2, &of, (110, false), 550);
+    assert_eq!(bytes(&book)[1], (3, 215, 1, 5));
+}
