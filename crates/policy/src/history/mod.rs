@@ -29,6 +29,11 @@ impl Default for Keep {
 }
 
 impl Keep {
+    /// Whether anything is put on record. Else nothing that was is kept.
+    pub fn is_on(&self) -> bool {
+        self.for_ms > 0 && self.bytes > 0
+    }
+
     /// A time that a user may have set on a file, in seconds and nanoseconds: not after now, and
     /// not so early that what is put on record with it would go at once.
     pub fn possible_ms(&self, at: (i64, u32), now_ms: u64) -> u64 {

@@ -41,7 +41,7 @@ impl History {
 
     /// Whether anything is put on record.
     pub fn is_on(&self) -> bool {
-        self.keep.for_ms > 0 && self.keep.bytes > 0
+        self.keep.is_on()
     }
 
     /// Milliseconds since 1970 of a clock that does not jump while the server runs.

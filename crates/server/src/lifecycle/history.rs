@@ -73,9 +73,7 @@ fn decode(bytes: &[u8]) -> Option<Record> {
 
 /// The thread that saves the history.
 pub fn run(lifecycle: &Arc<Lifecycle>) {
-    if !lifecycle.catalog.history().is_on() {
-        return;
-    }
+    let is_on = lifecycle.catalog.history().is_on();
     let mut tidy_at = Instant::now();
     let mut save_at = Instant::now() + SAVE_EVERY;
     while !lifecycle.base.is_ending() {
@@ -85,6 +83,15 @@ pub fn run(lifecycle: &Arc<Lifecycle>) {
             continue;
         }
         save_at = now + SAVE_EVERY;
+        if !is_on {
+            let forgotten = lifecycle.forget_history();
+            let is_done = forgotten.is_ok();
+            lifecycle.told_history(forgotten);
+            if is_done {
+                return;
+            }
+            continue;
+        }
         lifecycle.save_history();
         if now >= tidy_at {
             lifecycle.told_history(lifecycle.tidy_history());
@@ -209,6 +216,19 @@ impl Lifecycle {
         removed
     }
 
+    /// Nothing is to be kept: removes what earlier starts have put on record.
+    fn forget_history(&self) -> Result<(), NsError> {
+        for prefix in [OVER, OPEN] {
+            let mut notes = Vec::new();
+            self.ns.visit_notes(prefix, None, &mut |key, _| {
+                notes.push((key.to_vec(), None));
+                true
+            })?;
+            self.ns.write_notes(&notes)?;
+        }
+        Ok(())
+    }
+
     /// What earlier starts have kept.
     fn load_index(&self) -> Result<(), NsError> {
         let mut found = VecDeque::new();
@@ -240,6 +260,9 @@ impl Lifecycle {
                 && record.begun_ms <= asked.until_ms
                 && named.is_none_or(|part| record.application.contains(part))
         };
+        if !self.catalog.history().is_on() {
+            return Ok(HistoryPage::default());
+        }
         let kept_for_ms = self.catalog.history().keep().for_ms;
         let mut part = Part::default();
         let mut from = [OVER, &over_key(0, asked.since_ms)].concat();
