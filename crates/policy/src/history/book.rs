@@ -413,17 +413,24 @@ impl Book {
         !self.restarts.is_empty()
     }
 
+    /// Whether a file, by inode number, would count for a restart if it was opened for reading.
+    pub fn would_count(&self, key: &Key, ino: u64) -> bool {
+        let id = self.restarts.get(&key.of_restart());
+        let open = id.and_then(|id| self.open.get(id));
+        open.is_some_and(|open| open.counted.len() < COUNTED_MAX && !open.counted.contains(&ino))
+    }
+
     /// A file, by inode number and bytes, was opened for reading; it counts once.
     pub fn read(&mut self, key: &Key, file: (u64, u64), in_buffer: bool, now_ms: u64) {
+        let (ino, bytes) = file;
+        if !self.would_count(key, ino) {
+            return;
+        }
         let Some(id) = self.restarts.get(&key.of_restart()).copied() else {
             return;
         };
-        let (ino, bytes) = file;
-        let Some(open) = self.open.get_mut(&id) else {
-            return;
-        };
-        if open.counted.len() >= COUNTED_MAX || !open.counted.insert(ino) {
-            return;
+        if let Some(open) = self.open.get_mut(&id) {
+            open.counted.insert(ino);
         }
         self.change(id, now_ms, |record| {
             record.ended_ms = now_ms;

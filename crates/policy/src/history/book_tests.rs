@@ -272,8 +272,12 @@ fn a_restart_counts_each_file_once_where_it_was_read() {
     assert!(!book.has_restarts());
     let of = key("sim", Some(2), 4);
     book.read(&of, (1, 10), true, 5);
+    assert!(!book.would_count(&of, 1));
     book.restarted(&of, 10);
+    assert!(book.would_count(&of, 1));
     book.read(&of, (1, 10), true, 11);
+    assert!(!book.would_count(&of, 1) && book.would_count(&of, 2));
+    assert!(!book.would_count(&key("sim", Some(2), 5), 2));
     book.read(&of, (1, 10), true, 12);
     book.read(&key("sim", None, 4), (2, 30), false, 13);
     book.read(&key("other", Some(2), 4), (3, 30), false, 14);

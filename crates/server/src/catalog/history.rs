@@ -96,6 +96,11 @@ impl History {
         self.is_on() && self.book.lock().has_restarts()
     }
 
+    /// Whether a file, by inode number, would count for a restart.
+    pub fn would_count(&self, key: &Key, ino: u64) -> bool {
+        self.is_on() && self.book.lock().would_count(key, ino)
+    }
+
     /// A file, by inode number and size, was opened for reading.
     pub fn read(&self, key: &Key, file: (u64, u64), in_buffer: bool) {
         self.note(|book, now_ms| book.read(key, file, in_buffer, now_ms));

@@ -42,11 +42,19 @@ impl Read {
         Some(changed.sec as f64 + f64::from(changed.nsec) / 1e9)
     }
 
-    /// Inode number and size.
-    fn measure(&self) -> Option<(u64, u64)> {
+    /// Its inode number.
+    fn ino(&self) -> u64 {
         match self {
-            Read::Here(file) => Some((file.ino.0, file.lock().meta.size)),
-            Read::OnPfs(file, ino, _) => Some((*ino, file.stat().ok()?.size)),
+            Read::Here(file) => file.ino.0,
+            Read::OnPfs(_, ino, _) => *ino,
+        }
+    }
+
+    /// Its size.
+    fn size_bytes(&self) -> Option<u64> {
+        match self {
+            Read::Here(file) => Some(file.lock().meta.size),
+            Read::OnPfs(file, ..) => Some(file.stat().ok()?.size),
         }
     }
 }
@@ -292,11 +300,18 @@ impl Plan {
     /// What a restart reads is put on record.
     fn note_read(&self, application: u32, uid: u32, read: &Read) {
         let history = self.catalog.history();
-        if history.has_restarts()
-            && let Some(application) = self.catalog.apps().name(application)
-            && let Some(file) = read.measure()
+        if !history.has_restarts() {
+            return;
+        }
+        let Some(application) = self.catalog.apps().name(application) else {
+            return;
+        };
+        let key = Key::new(application, None, uid);
+        // The PFS is asked only about what counts.
+        if history.would_count(&key, read.ino())
+            && let Some(bytes) = read.size_bytes()
         {
-            let key = Key::new(application, None, uid);
+            let file = (read.ino(), bytes);
             history.read(&key, file, matches!(read, Read::Here(_)));
         }
     }
