@@ -29,7 +29,11 @@ impl Key {
     /// The application, the version where it is more than a guess, and who owns the files; of a
     /// restart, who reads. What is of one user never counts in what another sees.
     pub fn new(mut application: String, version: Option<u64>, uid: u32) -> Key {
-        application.truncate(application.floor_char_boundary(NAME_BYTES_MAX));
+        if application.len() > NAME_BYTES_MAX {
+            let mut ends = (0..=NAME_BYTES_MAX).rev();
+            let end = ends.find(|end| application.is_char_boundary(*end));
+            application.truncate(end.unwrap_or(0));
+        }
         Key {
             application,
             version,
