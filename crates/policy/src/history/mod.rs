@@ -7,8 +7,10 @@ mod book;
 #[cfg(test)]
 mod book_tests;
 pub mod figures;
+mod key;
 
-pub use book::{Book, Changes, Found, Key};
+pub use book::{Book, Changes, Found};
+pub use key::Key;
 
 /// How much is kept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
