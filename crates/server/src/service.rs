@@ -370,7 +370,9 @@ impl Server {
                     && let Ok(forebay_namespace::Node::File(file)) = ns.node(ino)
                 {
                     rooms.buffer.name_by_xattrs(&file);
-                    rooms.catalog.note_renamed(file.object);
+                    rooms
+                        .catalog
+                        .note_renamed(file.object, file.lock().meta.uid);
                 }
             }
             Request::ListXattr { ino, cred } => {

@@ -197,6 +197,29 @@ fn without_a_time_to_keep_it_nothing_is_put_on_record() {
     running.instance.stop();
 }
 
+#[test]
+fn without_a_time_to_keep_it_what_is_on_record_is_not_answered_and_goes() {
+    let scratch = Scratch::new();
+    let mut settings = prepared(scratch.path());
+    let running = Running::start(&settings, false);
+    running.put(b"ckpt-1", &[1; 4096]);
+    wait_for(&running, "over", |records| records.iter().any(|r| r.over));
+    running.instance.stop();
+    drop(running);
+    let kept = settings.history;
+    settings.history.for_ms = 0;
+    let running = Running::start(&settings, false);
+    assert_eq!(history(&running, all()), []);
+    // Longer than until the next look at what is to be saved.
+    std::thread::sleep(Duration::from_millis(2500));
+    running.instance.stop();
+    drop(running);
+    settings.history = kept;
+    let running = Running::start(&settings, false);
+    assert_eq!(history(&running, all()), []);
+    running.instance.stop();
+}
+
 /// A process that begins now.
 struct Reader(Child);
 

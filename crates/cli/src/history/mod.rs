@@ -123,11 +123,22 @@ impl Which {
                 break;
             }
         }
+        in_order(&mut answer.records);
         if answer.kept_for_ms == 0 {
             out::complain("nothing is put on record here: [history] keep or size is 0");
         }
         Ok(answer)
     }
+}
+
+/// Of several parts of an answer: in the order of ends, without what came twice.
+fn in_order(records: &mut Vec<Record>) {
+    let order = |r: &Record| {
+        let of = (r.uid, r.version, r.application.clone());
+        (!r.over, r.ended_ms, r.begun_ms, of)
+    };
+    records.sort_by_cached_key(order);
+    records.dedup();
 }
 
 fn explained(asked: &Asked, error: AskError, names_a_user: bool) -> Failure {

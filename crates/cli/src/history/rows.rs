@@ -163,10 +163,14 @@ pub fn csv(answer: &Answer) -> String {
 fn cell(value: &Value) -> String {
     match value {
         Value::Null => String::new(),
-        Value::String(text) if text.contains([',', '"', '\n', '\r']) => {
-            format!("\"{}\"", text.replace('"', "\"\""))
+        Value::String(value) => {
+            // As in the table: what is printed may be shown on a terminal.
+            let shown = text::show_path(value.as_bytes());
+            match shown.contains([',', '"']) {
+                true => format!("\"{}\"", shown.replace('"', "\"\"")),
+                false => shown,
+            }
         }
-        Value::String(text) => text.clone(),
         other => other.to_string(),
     }
 }
@@ -242,9 +246,15 @@ mod tests {
         let names = lines[0].split(',').count();
         assert_eq!(lines[1].split(',').count(), names);
         assert!(
-            lines[2].contains("\"a,\"\"b\"\"\x1b[2J/deep/run7/ckpt-{version}\""),
+            lines[2].contains("\"a,\"\"b\"\"\\x1b[2J/deep/run7/ckpt-{version}\""),
             "{text}"
         );
+        assert!(!text.replace('\n', "").contains(char::is_control), "{text}");
+        let mut split = record();
+        split.application = "one\ntwo\r\u{9b}2J".into();
+        let text = csv(&answer(vec![split]));
+        assert_eq!(text.lines().count(), 2);
+        assert!(text.contains(r"one\x0atwo\x0d\xc2\x9b2J"), "{text}");
         let object = &json(&answer(vec![record()]))["records"][0];
         assert_eq!(object.as_object().map(Map::len), Some(names));
         assert_eq!(object["drained"], "1970-01-01T00:01:12.000Z");

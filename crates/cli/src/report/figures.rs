@@ -121,7 +121,7 @@ pub fn of(answer: &Answer) -> Result<Figures, Failure> {
     };
     let versions = || records.iter().filter(|r| r.what == What::Version);
     let count = versions().count() as u64;
-    let sum = |of: fn(&Record) -> u64| versions().map(of).sum::<u64>();
+    let sum = |of: fn(&Record) -> u64| versions().map(of).fold(0, u64::saturating_add);
     Ok(Figures {
         saved_s: pfs.map(|(rate, _)| saved_s(records, rate)),
         pfs,
@@ -165,7 +165,7 @@ fn by_time(answer: &Answer) -> (u64, Vec<u64>) {
     let versions = || answer.records.iter().filter(|r| r.what == What::Version);
     let first_ms = versions().map(|r| r.ended_ms).min().unwrap_or(0);
     let last_ms = versions().map(|r| r.ended_ms).max().unwrap_or(0);
-    let span_ms = last_ms - first_ms + 1;
+    let span_ms = (last_ms - first_ms).saturating_add(1);
     let steps_ms = [60_000, HOUR_MS, 24 * HOUR_MS];
     let even_ms = span_ms.div_ceil(BARS_MAX);
     let step_ms = steps_ms.into_iter().find(|step| *step >= even_ms);
@@ -186,7 +186,7 @@ fn by_application(records: &[Record]) -> Vec<Application> {
         match record.what {
             What::Version => {
                 of.versions += 1;
-                of.bytes += record.bytes;
+                of.bytes = of.bytes.saturating_add(record.bytes);
                 of.took_s += record.lasted_s();
                 of.stall_s += record.stall_us as f64 / 1e6;
                 if let Some(at_ms) = record.all_drained_ms() {

@@ -62,8 +62,8 @@ fn tiles(f: &Figures) -> String {
             span(saved),
             format!(
                 "The bytes of each version over the rate of the PFS, {} ({from}), less the time from the first open of a file of \
-                 the version to its last close; summed. A version that took longer counts against it. Versions that would have \
-                 shared the PFS are taken to have had it alone, so at least this much was saved.",
+                 the version to its last close; summed. A version that took longer counts as nothing, and files without a \
+                 version do not count. Versions that would have shared the PFS are taken to have had it alone.",
                 text::rate(rate)
             ),
         ),

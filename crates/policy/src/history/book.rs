@@ -4,6 +4,11 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 
 use forebay_types::history::{Record, What};
 
+use super::key::Key;
+
+#[cfg(doc)]
+use super::Keep;
+
 /// Records that are not over. Beyond that the oldest is over as it is.
 const OPEN_MAX: usize = 4096;
 /// Records that are over and not saved, while the store takes nothing. The oldest go beyond that.
@@ -11,28 +16,17 @@ const OVER_MAX: usize = 1 << 14;
 /// Of a restart, files that were counted are remembered of so many.
 const COUNTED_MAX: usize = 1 << 16;
 
-/// What files of one record have in common.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct Key {
-    /// The application.
-    pub application: String,
-    /// The version, where it is more than a guess.
-    pub version: Option<u64>,
-}
-
 /// A file that is being written.
 #[derive(Clone, Copy)]
 struct Writing {
-    uid: u32,
     begun_ms: u64,
     wait_us: u64,
     stall_us: u64,
 }
 
 impl Writing {
-    fn new(uid: u32, begun_ms: u64) -> Writing {
+    fn new(begun_ms: u64) -> Writing {
         Writing {
-            uid,
             begun_ms,
             wait_us: 0,
             stall_us: 0,
@@ -45,7 +39,10 @@ impl Writing {
 struct Share {
     record: u64,
     written: Writing,
+    /// What it counts in the record.
     bytes: u64,
+    /// What all of the file is.
+    size_bytes: u64,
     is_direct: bool,
     ended_ms: u64,
     /// A start has found it, perhaps while a program that outlives the start writes it.
@@ -75,11 +72,9 @@ pub struct Found {
     pub object: u64,
     /// What it belongs to.
     pub key: Key,
-    /// Its owner.
-    pub uid: u32,
-    /// Its size, bytes.
+    /// What it occupies, bytes.
     pub bytes: u64,
-    /// When it was last changed.
+    /// When it was last changed, as far as that can be ([`Keep::possible_ms`]).
     pub changed_ms: u64,
     /// It is on the PFS already, without its name.
     pub is_direct: bool,
@@ -103,7 +98,7 @@ pub struct Book {
     open: BTreeMap<u64, Open>,
     /// The record that takes in what comes.
     current: HashMap<Key, u64>,
-    restarts: HashMap<String, u64>,
+    restarts: HashMap<Key, u64>,
     /// With what each belonged to when it was opened.
     writing: HashMap<u64, (Writing, Key)>,
     shares: HashMap<u64, Share>,
@@ -168,7 +163,7 @@ impl Book {
     }
 
     /// The record of what is written now, and was begun then.
-    fn current(&mut self, key: &Key, uid: u32, begun_ms: u64, now_ms: u64) -> u64 {
+    fn current(&mut self, key: &Key, begun_ms: u64, now_ms: u64) -> u64 {
         let pause_ms = self.quiet_ms;
         if let Some(id) = self.current.get(key)
             && let Some(open) = self.open.get(id)
@@ -176,24 +171,22 @@ impl Book {
         {
             return *id;
         }
-        let mut record = Record::new(What::Version, key.application.clone(), uid, begun_ms);
-        record.version = key.version;
-        let id = self.begin(record, now_ms);
+        let id = self.begin(key.begin(What::Version, begun_ms), now_ms);
         self.current.insert(key.clone(), id);
         id
     }
 
     /// A file is being written.
-    pub fn opened(&mut self, object: u64, key: Key, uid: u32, now_ms: u64) {
-        let written = Writing::new(uid, now_ms);
+    pub fn opened(&mut self, object: u64, key: Key, now_ms: u64) {
+        let written = Writing::new(now_ms);
         self.writing.entry(object).or_insert((written, key));
     }
 
     /// Who writes a file has waited for a turn, and for space.
     pub fn waited(&mut self, object: u64, wait_us: u64, stall_us: u64) {
         if let Some((writing, _)) = self.writing.get_mut(&object) {
-            writing.wait_us += wait_us;
-            writing.stall_us += stall_us;
+            add(&mut writing.wait_us, wait_us);
+            add(&mut writing.stall_us, stall_us);
         }
     }
 
@@ -203,45 +196,79 @@ impl Book {
     }
 
     /// A file was written and closed.
-    pub fn closed(&mut self, object: u64, key: &Key, size: (u64, bool), uid: u32, now_ms: u64) {
+    pub fn closed(&mut self, object: u64, key: &Key, size: (u64, bool), now_ms: u64) {
         let opened = self.writing.remove(&object);
-        let written = opened.map_or_else(|| Writing::new(uid, now_ms), |(written, _)| written);
-        match self.shares.get(&object) {
-            Some(share) if share.is_found => self.withdraw(object, now_ms),
-            _ => self.gone(object, now_ms),
-        }
+        let written = opened.map_or_else(|| Writing::new(now_ms), |(written, _)| written);
         let (bytes, is_direct) = size;
-        let share = Share {
+        let mut share = Share {
             record: 0,
             written,
             bytes,
+            size_bytes: bytes,
             is_direct,
             ended_ms: now_ms,
             is_found: false,
         };
+        match self.shares.get(&object).copied() {
+            Some(before) if before.is_found => self.withdraw(object, now_ms),
+            Some(before) => {
+                // Who appends to what is undrained has not written all of the file again.
+                share.bytes = bytes.saturating_sub(before.size_bytes);
+                if before.record == self.current(key, written.begun_ms, now_ms) {
+                    self.written_again(object, share, now_ms);
+                    return;
+                }
+                self.gone(object, now_ms);
+            }
+            None => {}
+        }
         self.take_in(object, key, share, now_ms);
     }
 
-    fn take_in(&mut self, object: u64, key: &Key, share: Share, now_ms: u64) {
-        let written = share.written;
-        let id = self.current(key, written.uid, written.begun_ms, now_ms);
-        self.change(id, now_ms, |record| {
-            record.begun_ms = record.begun_ms.min(written.begun_ms);
-            record.ended_ms = record.ended_ms.max(share.ended_ms);
-            record.files += 1;
-            record.bytes += share.bytes;
-            record.direct_files += u64::from(share.is_direct);
-            record.direct_bytes += if share.is_direct { share.bytes } else { 0 };
-            record.wait_us += written.wait_us;
-            record.stall_us += written.stall_us;
+    /// An undrained file was written again within its record: what is left of its bytes stays
+    /// counted.
+    fn written_again(&mut self, object: u64, share: Share, now_ms: u64) {
+        let Some(before) = self.unshare(object) else {
+            return;
+        };
+        let left_bytes = before.bytes.min(share.size_bytes);
+        self.change(before.record, now_ms, |record| {
+            add(&mut record.gone_files, 1);
+            add(&mut record.gone_bytes, before.bytes - left_bytes);
         });
+        self.count(before.record, &share, now_ms);
+        let bytes = left_bytes.saturating_add(share.bytes);
+        let record = before.record;
         self.share(
             object,
             Share {
-                record: id,
+                record,
+                bytes,
                 ..share
             },
         );
+    }
+
+    fn take_in(&mut self, object: u64, key: &Key, share: Share, now_ms: u64) {
+        let record = self.current(key, share.written.begun_ms, now_ms);
+        self.count(record, &share, now_ms);
+        self.share(object, Share { record, ..share });
+    }
+
+    fn count(&mut self, id: u64, share: &Share, now_ms: u64) {
+        let written = share.written;
+        self.change(id, now_ms, |record| {
+            record.begun_ms = record.begun_ms.min(written.begun_ms);
+            record.ended_ms = record.ended_ms.max(share.ended_ms);
+            add(&mut record.files, 1);
+            add(&mut record.bytes, share.bytes);
+            add(&mut record.direct_files, u64::from(share.is_direct));
+            if share.is_direct {
+                add(&mut record.direct_bytes, share.bytes);
+            }
+            add(&mut record.wait_us, written.wait_us);
+            add(&mut record.stall_us, written.stall_us);
+        });
     }
 
     fn share(&mut self, object: u64, share: Share) {
@@ -264,9 +291,7 @@ impl Book {
         let Some(share) = self.shares.get(&object).copied() else {
             return;
         };
-        let is_there = |open: &Open| {
-            open.record.application == key.application && open.record.version == key.version
-        };
+        let is_there = |open: &Open| Key::of(&open.record) == *key;
         if self.open.get(&share.record).is_none_or(is_there) {
             return;
         }
@@ -312,8 +337,8 @@ impl Book {
     pub fn drained(&mut self, object: u64, copied_bytes: u64, now_ms: u64) {
         if let Some(share) = self.unshare(object) {
             self.change(share.record, now_ms, |record| {
-                record.drained_files += 1;
-                record.drained_bytes += copied_bytes;
+                add(&mut record.drained_files, 1);
+                add(&mut record.drained_bytes, copied_bytes);
                 record.drained_ms = Some(now_ms);
             });
         }
@@ -329,18 +354,16 @@ impl Book {
     fn gone(&mut self, object: u64, now_ms: u64) {
         if let Some(share) = self.unshare(object) {
             self.change(share.record, now_ms, |record| {
-                record.gone_files += 1;
-                record.gone_bytes += share.bytes;
+                add(&mut record.gone_files, 1);
+                add(&mut record.gone_bytes, share.bytes);
             });
         }
     }
 
     /// An application has begun again and reads.
-    pub fn restarted(&mut self, key: &Key, uid: u32, now_ms: u64) {
-        let mut record = Record::new(What::Restart, key.application.clone(), uid, now_ms);
-        record.version = key.version;
-        let id = self.begin(record, now_ms);
-        if let Some(before) = self.restarts.insert(key.application.clone(), id) {
+    pub fn restarted(&mut self, key: &Key, now_ms: u64) {
+        let id = self.begin(key.begin(What::Restart, now_ms), now_ms);
+        if let Some(before) = self.restarts.insert(key.of_restart(), id) {
             self.end(before);
         }
     }
@@ -350,25 +373,32 @@ impl Book {
         !self.restarts.is_empty()
     }
 
-    /// A file was opened for reading; it counts once.
-    pub fn read(&mut self, application: &str, file: (u64, u64), in_buffer: bool, now_ms: u64) {
-        let Some(id) = self.restarts.get(application).copied() else {
-            return;
-        };
+    /// Whether a file, by inode number, would count for a restart if it was opened for reading.
+    pub fn would_count(&self, key: &Key, ino: u64) -> bool {
+        let id = self.restarts.get(&key.of_restart());
+        let open = id.and_then(|id| self.open.get(id));
+        open.is_some_and(|open| open.counted.len() < COUNTED_MAX && !open.counted.contains(&ino))
+    }
+
+    /// A file, by inode number and bytes, was opened for reading; it counts once.
+    pub fn read(&mut self, key: &Key, file: (u64, u64), in_buffer: bool, now_ms: u64) {
         let (ino, bytes) = file;
-        let Some(open) = self.open.get_mut(&id) else {
+        if !self.would_count(key, ino) {
+            return;
+        }
+        let Some(id) = self.restarts.get(&key.of_restart()).copied() else {
             return;
         };
-        if open.counted.len() >= COUNTED_MAX || !open.counted.insert(ino) {
-            return;
+        if let Some(open) = self.open.get_mut(&id) {
+            open.counted.insert(ino);
         }
         self.change(id, now_ms, |record| {
             record.ended_ms = now_ms;
-            record.files += 1;
-            record.bytes += bytes;
+            add(&mut record.files, 1);
+            add(&mut record.bytes, bytes);
             match in_buffer {
-                true => record.from_buffer_bytes += bytes,
-                false => record.from_pfs_bytes += bytes,
+                true => add(&mut record.from_buffer_bytes, bytes),
+                false => add(&mut record.from_pfs_bytes, bytes),
             }
         });
     }
@@ -380,13 +410,11 @@ impl Book {
     }
 
     /// Takes in a record of an earlier start that was not over.
-    pub fn restore(&mut self, id: u64, record: Record, now_ms: u64) {
-        let key = Key {
-            application: record.application.clone(),
-            version: record.version,
-        };
+    pub fn restore(&mut self, id: u64, mut record: Record, now_ms: u64) {
+        let key = Key::of(&record);
+        record.application.clone_from(&key.application);
         match record.what {
-            What::Restart => drop(self.restarts.insert(key.application, id)),
+            What::Restart => drop(self.restarts.insert(key.of_restart(), id)),
             _ => drop(self.current.insert(key, id)),
         }
         let open = Open {
@@ -413,10 +441,7 @@ impl Book {
         }
         // The oldest record has what was changed first; what was not on record yet changed last.
         for (id, open) in &mut self.open {
-            let key = Key {
-                application: open.record.application.clone(),
-                version: open.record.version,
-            };
+            let key = Key::of(&open.record);
             let known = usize::try_from(open.record.undrained_files()).unwrap_or(usize::MAX);
             let all = by_key.get_mut(&key);
             let files: Vec<Found> =
@@ -497,11 +522,17 @@ impl Book {
     }
 }
 
+/// Sizes are what users make them: a sum stays at the largest number.
+fn add(to: &mut u64, more: u64) {
+    *to = to.saturating_add(more);
+}
+
 fn share_of(file: &Found) -> Share {
     Share {
         record: 0,
-        written: Writing::new(file.uid, file.changed_ms),
+        written: Writing::new(file.changed_ms),
         bytes: file.bytes,
+        size_bytes: file.bytes,
         is_direct: file.is_direct,
         ended_ms: file.changed_ms,
         is_found: true,
@@ -515,11 +546,15 @@ fn drained_unseen(record: &mut Record, still: &[Found], now_ms: u64) {
     if drained == 0 {
         return;
     }
-    let left_bytes = still.iter().map(|file| file.bytes).sum();
+    let sizes = still.iter().map(|file| file.bytes);
+    let left_bytes = sizes.fold(0, u64::saturating_add);
     let open_bytes = record
         .bytes
         .saturating_sub(record.drained_bytes.saturating_add(record.gone_bytes));
-    record.drained_files += drained;
-    record.drained_bytes += open_bytes.saturating_sub(left_bytes);
+    add(&mut record.drained_files, drained);
+    add(
+        &mut record.drained_bytes,
+        open_bytes.saturating_sub(left_bytes),
+    );
     record.drained_ms = Some(now_ms);
 }

@@ -7,11 +7,8 @@ use super::{Book, Found, Key};
 
 const QUIET_MS: u64 = 100;
 
-fn key(application: &str, version: Option<u64>) -> Key {
-    Key {
-        application: application.into(),
-        version,
-    }
+fn key(application: &str, version: Option<u64>, uid: u32) -> Key {
+    Key::new(application.into(), version, uid)
 }
 
 /// What a store would hold.
@@ -73,7 +70,12 @@ proptest! {
     /// closed is in one record once, and each record knows how many of its files are undrained.
     #[test]
     fn every_file_is_in_one_record(steps in steps()) {
-        let keys = [key("a", Some(1)), key("a", Some(2)), key("b", None), key("tmp", None)];
+        let keys = [
+            key("a", Some(1), 7),
+            key("a", Some(1), 8),
+            key("b", None, 7),
+            key("tmp", None, 7),
+        ];
         let (mut book, mut store) = (Book::new(0, QUIET_MS), Store::default());
         let (mut now_ms, mut starts) = (1000, 0);
         // Undrained files, with what they belong to.
@@ -84,9 +86,9 @@ proptest! {
         for step in steps {
             now_ms += 1;
             match step {
-                Step::Open(o, k) => book.opened(o, keys[k].clone(), 7, now_ms),
+                Step::Open(o, k) => book.opened(o, keys[k].clone(), now_ms),
                 Step::Close(o, k, bytes) => {
-                    book.closed(o, &keys[k], (bytes, false), 7, now_ms);
+                    book.closed(o, &keys[k], (bytes, false), now_ms);
                     undrained.insert(o, (k, bytes));
                     closes += u64::from(!found.remove(&o));
                 }
@@ -119,7 +121,6 @@ proptest! {
                     let all = undrained.iter().map(|(o, (k, bytes))| Found {
                         object: *o,
                         key: keys[*k].clone(),
-                        uid: 7,
                         bytes: *bytes,
                         changed_ms: now_ms,
                         is_direct: false,
@@ -150,13 +151,13 @@ proptest! {
 #[test]
 fn a_version_has_when_it_began_ended_waited_and_was_drained() {
     let mut book = Book::new(0, QUIET_MS);
-    let of = key("sim", Some(7));
-    book.opened(1, of.clone(), 1000, 10);
-    book.opened(2, of.clone(), 1000, 20);
+    let of = key("sim", Some(7), 1000);
+    book.opened(1, of.clone(), 10);
+    book.opened(2, of.clone(), 20);
     book.waited(1, 5, 0);
     book.waited(2, 0, 9);
-    book.closed(1, &of, (100, false), 0, 50);
-    book.closed(2, &of, (200, true), 0, 60);
+    book.closed(1, &of, (100, false), 50);
+    book.closed(2, &of, (200, true), 60);
     book.copying(1, 70);
     book.drained(1, 100, 90);
     let halfway = &book.records()[0].1;
@@ -193,10 +194,10 @@ fn a_version_has_when_it_began_ended_waited_and_was_drained() {
 fn without_versions_a_pause_is_the_end_of_a_record_and_with_one_it_is_not() {
     let mut book = Book::new(0, QUIET_MS);
     for at in [10, 50, 500] {
-        for of in [key("log", None), key("sim", Some(1))] {
+        for of in [key("log", None, 1), key("sim", Some(1), 1)] {
             let object = at * 2 + u64::from(of.version.is_some());
-            book.opened(object, of.clone(), 1, at);
-            book.closed(object, &of, (1, false), 1, at + 1);
+            book.opened(object, of.clone(), at);
+            book.closed(object, &of, (1, false), at + 1);
         }
     }
     let files: Vec<(Option<u64>, u64)> = book
@@ -210,13 +211,13 @@ fn without_versions_a_pause_is_the_end_of_a_record_and_with_one_it_is_not() {
 #[test]
 fn a_version_is_not_over_while_one_of_its_files_is_written() {
     let mut book = Book::new(0, QUIET_MS);
-    let of = key("sim", Some(1));
-    book.opened(1, of.clone(), 1, 0);
-    book.opened(2, of.clone(), 1, 0);
-    book.closed(1, &of, (1, false), 1, 10);
+    let of = key("sim", Some(1), 1);
+    book.opened(1, of.clone(), 0);
+    book.opened(2, of.clone(), 0);
+    book.closed(1, &of, (1, false), 10);
     book.drained(1, 1, 20);
     assert!(book.changes(10 * QUIET_MS).over.is_empty());
-    book.closed(2, &of, (1, false), 1, 10 * QUIET_MS);
+    book.closed(2, &of, (1, false), 10 * QUIET_MS);
     book.drained(2, 1, 10 * QUIET_MS);
     let over = book.changes(11 * QUIET_MS).over;
     assert_eq!(over[0].1.files, 2);
@@ -229,8 +230,7 @@ fn what_was_not_saved_before_a_kill_is_made_up_from_what_is_undrained() {
     (saved.files, saved.bytes, saved.ended_ms) = (2, 20, 110);
     let found = |object, bytes, changed_ms| Found {
         object,
-        key: key("sim", Some(3)),
-        uid: 5,
+        key: key("sim", Some(3), 5),
         bytes,
         changed_ms,
         is_direct: false,
@@ -270,12 +270,17 @@ fn what_was_not_saved_before_a_kill_is_made_up_from_what_is_undrained() {
 fn a_restart_counts_each_file_once_where_it_was_read() {
     let mut book = Book::new(0, QUIET_MS);
     assert!(!book.has_restarts());
-    book.read("sim", (1, 10), true, 5);
-    book.restarted(&key("sim", Some(2)), 4, 10);
-    book.read("sim", (1, 10), true, 11);
-    book.read("sim", (1, 10), true, 12);
-    book.read("sim", (2, 30), false, 13);
-    book.read("other", (3, 30), false, 14);
+    let of = key("sim", Some(2), 4);
+    book.read(&of, (1, 10), true, 5);
+    assert!(!book.would_count(&of, 1));
+    book.restarted(&of, 10);
+    assert!(book.would_count(&of, 1));
+    book.read(&of, (1, 10), true, 11);
+    assert!(!book.would_count(&of, 1) && book.would_count(&of, 2));
+    assert!(!book.would_count(&key("sim", Some(2), 5), 2));
+    book.read(&of, (1, 10), true, 12);
+    book.read(&key("sim", None, 4), (2, 30), false, 13);
+    book.read(&key("other", Some(2), 4), (3, 30), false, 14);
     let over = book.changes(13 + QUIET_MS).over;
     let (_, record) = &over[0];
     assert_eq!(
@@ -285,4 +290,133 @@ fn a_restart_counts_each_file_once_where_it_was_read() {
     assert_eq!((record.files, record.bytes), (2, 40));
     assert_eq!((record.from_buffer_bytes, record.from_pfs_bytes), (10, 30));
     assert!(!book.has_restarts());
+}
+
+#[test]
+fn what_is_of_one_user_never_counts_in_the_record_of_another() {
+    let mut book = Book::new(0, QUIET_MS);
+    let [first, second] = [4, 5].map(|uid| key("sim", Some(2), uid));
+    for (object, of, bytes) in [(1, &first, 10), (2, &second, 700)] {
+        book.opened(object, of.clone(), 10);
+        book.closed(object, of, (bytes, false), 20);
+    }
+    book.restarted(&first, 30);
+    book.restarted(&second, 40);
+    book.read(&first, (1, 10), true, 41);
+    book.read(&second, (1, 10), false, 42);
+    let is = |(_, r): (u64, Record)| (r.what, r.uid, r.bytes, r.from_pfs_bytes, r.over);
+    let all: Vec<_> = book.records().into_iter().map(is).collect();
+    let expected = [
+        (What::Version, 4, 10, 0, false),
+        (What::Version, 5, 700, 0, false),
+        (What::Restart, 4, 10, 0, false),
+        (What::Restart, 5, 10, 10, false),
+    ];
+    assert_eq!(all, expected);
+    // A start counts what it finds with the records of its owner.
+    let mut again = Book::new(1 << 32, QUIET_MS);
+    for (id, record) in book.records() {
+        again.restore(id, record, 50);
+    }
+    let found = |object, key: &Key, bytes| Found {
+        object,
+        key: key.clone(),
+        bytes,
+        changed_ms: 20,
+        is_direct: false,
+    };
+    again.resume(vec![found(2, &second, 700), found(1, &first, 10)], 50);
+    again.left(2, 60);
+    let gone: Vec<_> = again
+        .records()
+        .iter()
+        .map(|(_, r)| (r.uid, r.gone_bytes))
+        .collect();
+    assert_eq!(gone, [(4, 0), (5, 700), (4, 0), (5, 0)]);
+}
+
+#[test]
+fn a_name_of_any_length_is_cut_between_two_characters() {
+    let mut book = Book::new(0, QUIET_MS);
+    let long = key(
+        &format!("{}\u{e9}{}", "a".repeat(254), "b".repeat(1 << 15)),
+        None,
+        1,
+    );
+    book.closed(1, &long, (1, false), 10);
+    book.restarted(&long, 20);
+    book.read(&long, (1, 1), true, 30);
+    let names: Vec<_> = book
+        .records()
+        .into_iter()
+        .map(|(_, r)| (r.application, r.files))
+        .collect();
+    assert_eq!(names, [("a".repeat(254), 1), ("a".repeat(254), 1)]);
+}
+
+#[test]
+fn sizes_beyond_all_measure_overflow_nothing() {
+    let mut book = Book::new(0, QUIET_MS);
+    let of = key("sim", Some(1), 1);
+    for object in 0..3 {
+        book.opened(object, of.clone(), 10);
+        book.waited(object, u64::MAX, u64::MAX);
+        book.closed(object, &of, (u64::MAX, true), 20);
+    }
+    book.left(0, 30);
+    book.drained(1, u64::MAX, 30);
+    book.restarted(&of, 30);
+    for ino in 0..2 {
+        book.read(&of, (ino, u64::MAX), true, 30);
+    }
+    let mut again = Book::new(1 << 32, QUIET_MS);
+    for (id, record) in book.records() {
+        again.restore(id, record, 40);
+    }
+    let found = |object| Found {
+        object,
+        key: of.clone(),
+        bytes: u64::MAX,
+        changed_ms: 20,
+        is_direct: true,
+    };
+    again.resume(vec![found(2), found(7)], 40);
+    again.left(2, 50);
+    let sums: Vec<_> = again
+        .records()
+        .into_iter()
+        .map(|(_, r)| (r.bytes, r.files))
+        .collect();
+    assert_eq!(sums, [(u64::MAX, 4), (u64::MAX, 2)]);
+}
+
+#[test]
+fn who_appends_to_what_is_undrained_has_written_what_is_new() {
+    let mut book = Book::new(0, QUIET_MS);
+    let of = key("log", None, 1);
+    let bytes = |book: &Book| -> Vec<_> {
+        let is = |(_, r): (u64, Record)| (r.files, r.bytes, r.gone_files, r.gone_bytes);
+        book.records().into_iter().map(is).collect()
+    };
+    for (at, size) in [(10, 100), (20, 110), (30, 130), (40, 130)] {
+        book.opened(1, of.clone(), at);
+        book.closed(1, &of, (size, false), at + 1);
+    }
+    assert_eq!(bytes(&book), [(4, 130, 3, 0)]);
+    // It is cut, and grows again.
+    book.closed(1, &of, (50, false), 50);
+    assert_eq!(bytes(&book), [(5, 130, 4, 80)]);
+    book.closed(1, &of, (60, false), 60);
+    assert_eq!(bytes(&book), [(6, 140, 5, 80)]);
+    // After a pause that is another record; what is removed then is all that was counted there.
+    book.opened(1, of.clone(), 500);
+    book.closed(1, &of, (65, false), 510);
+    assert_eq!(bytes(&book), [(6, 140, 6, 140), (1, 5, 0, 0)]);
+    book.left(1, 520);
+    assert_eq!(bytes(&book), [(6, 140, 6, 140), (1, 5, 1, 5)]);
+    // What was drained is copied again, all of it.
+    book.closed(2, &of, (100, false), 530);
+    book.drained(2, 100, 540);
+    book.closed(2, &of, (110, false), 550);
+    assert_eq!(bytes(&book)[1], (3, 215, 1, 5));
 }

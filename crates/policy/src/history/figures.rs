@@ -3,14 +3,15 @@
 use forebay_types::history::{Record, What};
 
 /// Waiting time that was saved: what writing the same bytes takes at the rate of the PFS, less what
-/// it took, summed over the versions. A version that took longer counts against it. Versions that
-/// would have shared the PFS are taken to have had it alone, so the sum is the least that was
-/// saved.
+/// it took, summed over the versions that have a number. A version that took longer has saved
+/// nothing, and takes nothing from the others: how long a program held its files open does not tell
+/// how long it waited. Versions that would have shared the PFS are taken to have had it alone.
 pub fn saved_s(records: &[Record], pfs_bytes_per_s: f64) -> f64 {
-    let versions = records.iter().filter(|r| r.what == What::Version);
-    versions
-        .map(|r| r.bytes as f64 / pfs_bytes_per_s.max(1.0) - r.lasted_s())
-        .sum()
+    let versions = records
+        .iter()
+        .filter(|r| r.what == What::Version && r.version.is_some());
+    let saved = versions.map(|r| r.bytes as f64 / pfs_bytes_per_s.max(1.0) - r.lasted_s());
+    saved.map(|saved_s| saved_s.max(0.0)).sum()
 }
 
 /// The most bytes of versions that ended within any time of so long.
@@ -22,7 +23,7 @@ pub fn most_written_bytes(records: &[Record], span_ms: u64) -> u64 {
     for (ended_ms, bytes) in &ends {
         sum = sum.saturating_add(*bytes);
         while ended_ms.saturating_sub(ends[first].0) >= span_ms.max(1) {
-            sum -= ends[first].1;
+            sum = sum.saturating_sub(ends[first].1);
             first += 1;
         }
         most = most.max(sum);
@@ -54,6 +55,7 @@ mod tests {
         let begun_ms = ended_ms.saturating_sub(lasted_ms);
         Record {
             ended_ms,
+            version: Some(1),
             files: 1,
             bytes,
             ..Record::new(What::Version, "a".into(), 0, begun_ms)
@@ -68,7 +70,12 @@ mod tests {
             version(90_000, 14_000, 1_000_000_000),
         ];
         assert_eq!(saved_s(&both[..1], 1e8), 8.0);
-        assert_eq!(saved_s(&both, 1e8), 4.0);
+        assert_eq!(saved_s(&both, 1e8), 8.0);
+        let log = Record {
+            version: None,
+            ..both[0].clone()
+        };
+        assert_eq!(saved_s(&[log], 1e8), 0.0);
         assert_eq!(restarts(&both), (0, 0));
     }
 

@@ -7,8 +7,10 @@ mod book;
 #[cfg(test)]
 mod book_tests;
 pub mod figures;
+mod key;
 
-pub use book::{Book, Changes, Found, Key};
+pub use book::{Book, Changes, Found};
+pub use key::Key;
 
 /// How much is kept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -29,14 +31,28 @@ impl Default for Keep {
 }
 
 impl Keep {
+    /// Whether anything is put on record. Else nothing that was is kept.
+    pub fn is_on(&self) -> bool {
+        self.for_ms > 0 && self.bytes > 0
+    }
+
+    /// A time that a user may have set on a file, in seconds and nanoseconds: not after now, and
+    /// not so early that what is put on record with it would go at once.
+    pub fn possible_ms(&self, at: (i64, u32), now_ms: u64) -> u64 {
+        let at_ms = u64::try_from(at.0).unwrap_or(0).saturating_mul(1000);
+        let at_ms = at_ms.saturating_add(u64::from(at.1) / 1_000_000);
+        at_ms.clamp(now_ms.saturating_sub(self.for_ms), now_ms)
+    }
+
     /// How many of the oldest records go: `kept` has, from the oldest on, when each ended and its
     /// bytes.
     pub fn to_drop(&self, kept: impl Iterator<Item = (u64, u64)> + Clone, now_ms: u64) -> usize {
         let since_ms = now_ms.saturating_sub(self.for_ms);
-        let mut left_bytes: u64 = kept.clone().map(|(_, bytes)| bytes).sum();
+        let sizes = kept.clone().map(|(_, bytes)| bytes);
+        let mut left_bytes = sizes.fold(0, u64::saturating_add);
         let goes = |(ended_ms, bytes): &(u64, u64)| {
             let goes = *ended_ms < since_ms || left_bytes > self.bytes;
-            left_bytes -= bytes;
+            left_bytes = left_bytes.saturating_sub(*bytes);
             goes
         };
         kept.take_while(goes).count()
@@ -48,6 +64,28 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+
+    #[test]
+    fn no_time_of_a_file_is_in_the_future_or_older_than_what_is_kept() {
+        let keep = Keep {
+            for_ms: 60_000,
+            bytes: 1,
+        };
+        let now_ms = 1_000_000;
+        let at = |sec, nsec| keep.possible_ms((sec, nsec), now_ms);
+        assert_eq!(at(990, 7_000_000), 990_007);
+        for late in [(1000, 1_000_000), (i64::MAX, u32::MAX)] {
+            assert_eq!(at(late.0, late.1), now_ms);
+        }
+        for early in [i64::MIN, -1, 0, 939] {
+            assert_eq!(at(early, 999), 940_000);
+        }
+        let always = Keep {
+            for_ms: u64::MAX,
+            bytes: 1,
+        };
+        assert_eq!(always.possible_ms((0, 0), now_ms), 0);
+    }
 
     proptest! {
         #[test]

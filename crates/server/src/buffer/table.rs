@@ -52,7 +52,7 @@ impl Buffer {
         let application = self.catalog.apps().renamed(file.object, identity);
         self.ledger.assign(file.object, application);
         self.name_by_xattrs(file);
-        self.catalog.note_renamed(file.object);
+        self.catalog.note_renamed(file.object, file.lock().meta.uid);
     }
 
     /// What somebody has set on the file itself goes before its path.

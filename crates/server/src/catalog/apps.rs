@@ -256,14 +256,13 @@ impl Applications {
         Some((name, facts.version))
     }
 
-    /// What a file is put on record as: of its version only what is more than a guess.
-    pub fn recorded_as(&self, object: ObjectId) -> Option<Key> {
+    /// What a file of that user is put on record as: of its version only what is more than a guess.
+    pub fn recorded_as(&self, object: ObjectId, uid: u32) -> Option<Key> {
         let inner = self.inner.lock();
         let facts = inner.files.get(&object)?;
-        Some(Key {
-            application: inner.applications.get(&facts.application)?.name.clone(),
-            version: facts.version.filter(|_| facts.certain),
-        })
+        let application = inner.applications.get(&facts.application)?.name.clone();
+        let version = facts.version.filter(|_| facts.certain);
+        Some(Key::new(application, version, uid))
     }
 
     /// Time since a file was last closed, or arrived, seconds.

@@ -41,7 +41,7 @@ impl History {
 
     /// Whether anything is put on record.
     pub fn is_on(&self) -> bool {
-        self.keep.for_ms > 0 && self.keep.bytes > 0
+        self.keep.is_on()
     }
 
     /// Milliseconds since 1970 of a clock that does not jump while the server runs.
@@ -87,8 +87,8 @@ impl History {
     }
 
     /// An application has begun again, and reads.
-    pub fn restarted(&self, key: &Key, uid: u32) {
-        self.note(|book, now_ms| book.restarted(key, uid, now_ms));
+    pub fn restarted(&self, key: &Key) {
+        self.note(|book, now_ms| book.restarted(key, now_ms));
     }
 
     /// Whether what is read may belong to a restart.
@@ -96,9 +96,14 @@ impl History {
         self.is_on() && self.book.lock().has_restarts()
     }
 
+    /// Whether a file, by inode number, would count for a restart.
+    pub fn would_count(&self, key: &Key, ino: u64) -> bool {
+        self.is_on() && self.book.lock().would_count(key, ino)
+    }
+
     /// A file, by inode number and size, was opened for reading.
-    pub fn read(&self, application: &str, file: (u64, u64), in_buffer: bool) {
-        self.note(|book, now_ms| book.read(application, file, in_buffer, now_ms));
+    pub fn read(&self, key: &Key, file: (u64, u64), in_buffer: bool) {
+        self.note(|book, now_ms| book.read(key, file, in_buffer, now_ms));
     }
 
     /// Something is over.
@@ -140,30 +145,30 @@ impl Catalog {
         &self.history
     }
 
-    /// A file was opened for writing.
+    /// A file of that owner was opened for writing.
     pub fn note_writer(&self, object: ObjectId, uid: u32) {
         if self.history.is_on()
-            && let Some(key) = self.apps.recorded_as(object)
+            && let Some(key) = self.apps.recorded_as(object, uid)
         {
             self.history
-                .note(|book, now_ms| book.opened(object.0, key, uid, now_ms));
+                .note(|book, now_ms| book.opened(object.0, key, now_ms));
         }
     }
 
     /// A file was written and closed: its bytes, and whether they are on the PFS already.
     pub fn note_closed(&self, object: ObjectId, size: (u64, bool), uid: u32) {
         if self.history.is_on()
-            && let Some(key) = self.apps.recorded_as(object)
+            && let Some(key) = self.apps.recorded_as(object, uid)
         {
             self.history
-                .note(|book, now_ms| book.closed(object.0, &key, size, uid, now_ms));
+                .note(|book, now_ms| book.closed(object.0, &key, size, now_ms));
         }
     }
 
     /// A file may belong to something else now.
-    pub fn note_renamed(&self, object: ObjectId) {
+    pub fn note_renamed(&self, object: ObjectId, uid: u32) {
         if self.history.is_on()
-            && let Some(key) = self.apps.recorded_as(object)
+            && let Some(key) = self.apps.recorded_as(object, uid)
         {
             self.history
                 .note(|book, now_ms| book.renamed(object.0, &key, now_ms));

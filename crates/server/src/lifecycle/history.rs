@@ -1,7 +1,7 @@
 //! The history in the store: what is not over below `o/`, by number; what is over below `s/`, by
 //! its end and number. It is written by a thread of its own, and nobody waits for it.
 
-use std::collections::VecDeque;
+use std::collections::{HashSet, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -30,7 +30,10 @@ const OVER: &[u8] = b"s/";
 /// Records in one part of an answer, and records that are looked at for it.
 const PAGE_RECORDS_MAX: usize = 1000;
 const PAGE_LOOKS_MAX: usize = 20_000;
-const PAGE_BYTES_MAX: usize = limits::MESSAGE_BYTES_MAX / 2;
+const PAGE_BYTES_MAX: usize = 512 << 10;
+const _: () = assert!(PAGE_BYTES_MAX <= limits::MESSAGE_BYTES_MAX / 2);
+/// All of a record but the name of its application.
+const NUMBERS_BYTES_MAX: usize = 256;
 
 /// What is over, the oldest first: its key without the prefix, and bytes.
 #[derive(Default)]
@@ -58,7 +61,7 @@ fn ended_ms(key: &[u8; 16]) -> u64 {
 fn encode(record: &Record) -> Option<Vec<u8>> {
     match postcard::to_extend(record, vec![FORMAT]) {
         Ok(bytes) if bytes.len() <= forebay_kv::MAX_VALUE_BYTES => Some(bytes),
-        // The name of an application is part of a path, and much shorter.
+        // The names of applications in the book are much shorter.
         Ok(_) | Err(_) => None,
     }
 }
@@ -70,9 +73,7 @@ fn decode(bytes: &[u8]) -> Option<Record> {
 
 /// The thread that saves the history.
 pub fn run(lifecycle: &Arc<Lifecycle>) {
-    if !lifecycle.catalog.history().is_on() {
-        return;
-    }
+    let is_on = lifecycle.catalog.history().is_on();
     let mut tidy_at = Instant::now();
     let mut save_at = Instant::now() + SAVE_EVERY;
     while !lifecycle.base.is_ending() {
@@ -82,6 +83,15 @@ pub fn run(lifecycle: &Arc<Lifecycle>) {
             continue;
         }
         save_at = now + SAVE_EVERY;
+        if !is_on {
+            let forgotten = lifecycle.forget_history();
+            let is_done = forgotten.is_ok();
+            lifecycle.told_history(forgotten);
+            if is_done {
+                return;
+            }
+            continue;
+        }
         lifecycle.save_history();
         if now >= tidy_at {
             lifecycle.told_history(lifecycle.tidy_history());
@@ -105,26 +115,29 @@ impl Lifecycle {
             true
         });
         self.told_history(read);
+        let history = self.catalog.history();
+        let now_ms = history.now_ms();
         let mut found = Vec::new();
         for file in self.buffer.files() {
-            let (is_dirty, uid, bytes, changed) = {
+            let (is_dirty, uid, size, changed) = {
                 let state = file.lock();
                 let is_dirty = state.is_dirty() && !state.is_unlinked();
                 (is_dirty, state.meta.uid, state.meta.size, state.meta.mtime)
             };
-            if is_dirty && let Some(key) = self.catalog.apps().recorded_as(file.object) {
-                let changed_ms = u64::try_from(changed.sec).unwrap_or(0) * 1000;
+            if is_dirty && let Some(key) = self.catalog.apps().recorded_as(file.object, uid) {
                 found.push(Found {
                     object: file.object.0,
                     key,
-                    uid,
-                    bytes,
-                    changed_ms: changed_ms + u64::from(changed.nsec) / 1_000_000,
+                    // Its size may be any number, and its time of change any time.
+                    bytes: size.min(self.buffer.ledger().used_bytes(file.object)),
+                    changed_ms: history
+                        .keep()
+                        .possible_ms((changed.sec, changed.nsec), now_ms),
                     is_direct: self.buffer.tiers().kind(file.tier()) == TierKind::Pfs,
                 });
             }
         }
-        self.catalog.history().resume(left, found);
+        history.resume(left, found);
     }
 
     /// A history that cannot be saved, or read, costs nobody anything but the history: it is told
@@ -203,6 +216,19 @@ impl Lifecycle {
         removed
     }
 
+    /// Nothing is to be kept: removes what earlier starts have put on record.
+    fn forget_history(&self) -> Result<(), NsError> {
+        for prefix in [OVER, OPEN] {
+            let mut notes = Vec::new();
+            self.ns.visit_notes(prefix, None, &mut |key, _| {
+                notes.push((key.to_vec(), None));
+                true
+            })?;
+            self.ns.write_notes(&notes)?;
+        }
+        Ok(())
+    }
+
     /// What earlier starts have kept.
     fn load_index(&self) -> Result<(), NsError> {
         let mut found = VecDeque::new();
@@ -234,39 +260,126 @@ impl Lifecycle {
                 && record.begun_ms <= asked.until_ms
                 && named.is_none_or(|part| record.application.contains(part))
         };
-        // Before the store is looked at: what is saved meanwhile may come twice, and is never
-        // missed.
-        let not_over = self.catalog.history().records();
-        let mut page = HistoryPage {
-            kept_for_ms: self.catalog.history().keep().for_ms,
-            ..HistoryPage::default()
-        };
-        let from = [OVER, &over_key(0, asked.since_ms)].concat();
-        let after = asked.after.as_deref().unwrap_or(&from);
-        let (mut looks, mut bytes) = (0, 0);
-        let mut seen = Vec::new();
-        self.ns.visit_notes(OVER, Some(after), &mut |key, value| {
+        if !self.catalog.history().is_on() {
+            return Ok(HistoryPage::default());
+        }
+        let kept_for_ms = self.catalog.history().keep().for_ms;
+        let mut part = Part::default();
+        let mut from = [OVER, &over_key(0, asked.since_ms)].concat();
+        match Place::of(asked.after.as_deref())? {
+            Place::Over(key) => from = key,
+            // First: what is saved between two parts of an answer may come twice, and is never
+            // missed.
+            Place::NotOver(after) => {
+                let all = self.catalog.history().records();
+                if let Some(last) = part.take_not_over(all, after, &wanted) {
+                    let place = [OPEN, &last.to_be_bytes()].concat();
+                    return Ok(part.page(kept_for_ms, Some(place)));
+                }
+            }
+        }
+        let more_after = self.take_in_over(&mut part, from, &wanted)?;
+        Ok(part.page(kept_for_ms, more_after))
+    }
+
+    /// Takes in what is over, from behind a key on. Answers behind which key there is more.
+    fn take_in_over(
+        &self,
+        part: &mut Part,
+        from: Vec<u8>,
+        wanted: &dyn Fn(&Record) -> bool,
+    ) -> Result<Option<Vec<u8>>, NsError> {
+        let not_over: HashSet<u64> = part.records.iter().map(|(id, _)| *id).collect();
+        let (mut looks, mut seen, mut is_more) = (0, from.clone(), false);
+        self.ns.visit_notes(OVER, Some(&from), &mut |key, value| {
             looks += 1;
-            bytes += value.len();
-            let is_full = page.records.len() >= PAGE_RECORDS_MAX || bytes > PAGE_BYTES_MAX;
-            if is_full || looks > PAGE_LOOKS_MAX {
-                page.more_after = Some(seen.clone());
+            if part.is_full(value.len()) || looks > PAGE_LOOKS_MAX {
+                is_more = true;
                 return false;
             }
             seen = key.to_vec();
-            page.records.extend(decode(value).filter(wanted));
+            let id = key[key.len().saturating_sub(8)..].try_into();
+            let id = id.map_or(0, u64::from_be_bytes);
+            if let Some(record) = decode(value)
+                && wanted(&record)
+                && !not_over.contains(&id)
+            {
+                part.push(id, record, value.len());
+            }
             true
         })?;
-        if page.more_after.is_none() {
-            let last = seen.as_slice();
-            let is_new = |id: u64, record: &Record| {
-                !record.over || [OVER, &over_key(id, record.ended_ms)].concat().as_slice() > last
-            };
-            let more = not_over.into_iter();
-            let more = more.filter(|(id, record)| wanted(record) && is_new(*id, record));
-            page.records.extend(more.map(|(_, record)| record));
+        Ok(is_more.then_some(seen))
+    }
+}
+
+/// Where a part of an answer begins.
+enum Place {
+    /// Behind that number of those that are not over, or not saved as that.
+    NotOver(Option<u64>),
+    /// Behind that key of the others.
+    Over(Vec<u8>),
+}
+
+impl Place {
+    fn of(after: Option<&[u8]>) -> Result<Place, Errno> {
+        let Some(after) = after else {
+            return Ok(Place::NotOver(None));
+        };
+        if after.starts_with(OVER) {
+            return Ok(Place::Over(after.to_vec()));
         }
-        Ok(page)
+        let id = after.strip_prefix(OPEN).ok_or(Errno::EINVAL)?;
+        let id = id.try_into().map_err(|_| Errno::EINVAL)?;
+        Ok(Place::NotOver(Some(u64::from_be_bytes(id))))
+    }
+}
+
+/// A part of an answer: records by number, and what they take.
+#[derive(Default)]
+struct Part {
+    records: Vec<(u64, Record)>,
+    bytes: usize,
+}
+
+impl Part {
+    /// One record always has room.
+    fn is_full(&self, more_bytes: usize) -> bool {
+        let too_many = self.records.len() >= PAGE_RECORDS_MAX;
+        too_many || !self.records.is_empty() && self.bytes + more_bytes > PAGE_BYTES_MAX
+    }
+
+    fn push(&mut self, id: u64, record: Record, bytes: usize) {
+        self.bytes += bytes;
+        self.records.push((id, record));
+    }
+
+    /// Takes in what is not over, by number from behind one on. Answers behind which there is more.
+    fn take_not_over(
+        &mut self,
+        mut all: Vec<(u64, Record)>,
+        after: Option<u64>,
+        wanted: &dyn Fn(&Record) -> bool,
+    ) -> Option<u64> {
+        all.retain(|(id, record)| after.is_none_or(|after| *id > after) && wanted(record));
+        all.sort_unstable_by_key(|(id, _)| *id);
+        for (id, record) in all {
+            let bytes = NUMBERS_BYTES_MAX + record.application.len();
+            if self.is_full(bytes) {
+                return self.records.last().map(|(last, _)| *last);
+            }
+            self.push(id, record, bytes);
+        }
+        None
+    }
+
+    fn page(mut self, kept_for_ms: u64, more_after: Option<Vec<u8>>) -> HistoryPage {
+        let order = |(id, record): &(u64, Record)| (!record.over, record.ended_ms, *id);
+        self.records.sort_unstable_by_key(order);
+        HistoryPage {
+            records: self.records.into_iter().map(|(_, record)| record).collect(),
+            more_after,
+            kept_for_ms,
+        }
     }
 }
 
@@ -310,6 +423,35 @@ mod tests {
     }
 
     proptest! {
+        #[test]
+        fn parts_are_bounded_and_have_each_record_once(
+            names in prop::collection::vec(0usize..256, 0..3000),
+            unwanted in any::<u64>(),
+        ) {
+            let record = |(id, length): (usize, &usize)| {
+                let record = Record::new(What::Version, "n".repeat(*length), 1, id as u64);
+                (id as u64, record)
+            };
+            let all: Vec<(u64, Record)> = names.iter().enumerate().map(record).collect();
+            let wanted = |r: &Record| r.begun_ms % 7 != unwanted % 8;
+            let (mut after, mut seen) = (None, Vec::new());
+            loop {
+                let mut part = Part::default();
+                let shuffled = all.iter().rev().cloned().collect();
+                let last = part.take_not_over(shuffled, after, &wanted);
+                prop_assert!(part.records.len() <= PAGE_RECORDS_MAX);
+                let page = part.page(0, None);
+                prop_assert!(postcard::to_stdvec(&page).expect("it is encoded").len() <= PAGE_BYTES_MAX + 64);
+                seen.extend(page.records);
+                let Some(last) = last else { break };
+                let place = Place::of(Some(&[OPEN, &last.to_be_bytes()].concat()));
+                let Ok(Place::NotOver(behind)) = place else { panic!("a place that was answered") };
+                after = behind;
+            }
+            let expected: Vec<Record> = all.into_iter().map(|(_, r)| r).filter(wanted).collect();
+            prop_assert_eq!(seen, expected);
+        }
+
         #[test]
         fn a_record_comes_back_as_it_was_and_damage_is_no_panic(
             record in records(),

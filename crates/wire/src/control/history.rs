@@ -21,7 +21,8 @@ pub struct HistoryAsked {
 /// A part of the answer.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HistoryPage {
-    /// In the order of their ends; those that are not over come last.
+    /// In the order of their ends; those that are not over come last. In an answer of several parts
+    /// they come in the first of them, and what is saved meanwhile may come again.
     pub records: Vec<Record>,
     /// There are more, from behind this on.
     pub more_after: Option<Vec<u8>>,

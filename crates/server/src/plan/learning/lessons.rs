@@ -42,11 +42,19 @@ impl Read {
         Some(changed.sec as f64 + f64::from(changed.nsec) / 1e9)
     }
 
-    /// Inode number and size.
-    fn measure(&self) -> Option<(u64, u64)> {
+    /// Its inode number.
+    fn ino(&self) -> u64 {
         match self {
-            Read::Here(file) => Some((file.ino.0, file.lock().meta.size)),
-            Read::OnPfs(file, ino, _) => Some((*ino, file.stat().ok()?.size)),
+            Read::Here(file) => file.ino.0,
+            Read::OnPfs(_, ino, _) => *ino,
+        }
+    }
+
+    /// Its size.
+    fn size_bytes(&self) -> Option<u64> {
+        match self {
+            Read::Here(file) => Some(file.lock().meta.size),
+            Read::OnPfs(file, ..) => Some(file.stat().ok()?.size),
         }
     }
 }
@@ -269,10 +277,8 @@ impl Plan {
                 let identity = self.catalog.rules().identify(&path);
                 match self.catalog.apps().number(&identity.application) {
                     Some(number) => {
-                        let key = Key {
-                            application: identity.application,
-                            version: identity.version.filter(|_| identity.is_certain),
-                        };
+                        let version = identity.version.filter(|_| identity.is_certain);
+                        let key = Key::new(identity.application, version, cred.uid);
                         (number, Read::OnPfs(file.clone(), node.id.ino, key))
                     }
                     None => return,
@@ -281,23 +287,32 @@ impl Plan {
         };
         if flags.writes() {
             if let Read::Here(file) = &read {
-                self.catalog.note_writer(file.object, cred.uid);
+                let owner = file.lock().meta.uid;
+                self.catalog.note_writer(file.object, owner);
             }
             self.note_writer(application, cred.process, &read);
         } else {
             self.note_reader(application, cred, &read);
-            self.note_read(application, &read);
+            self.note_read(application, cred.uid, &read);
         }
     }
 
     /// What a restart reads is put on record.
-    fn note_read(&self, application: u32, read: &Read) {
+    fn note_read(&self, application: u32, uid: u32, read: &Read) {
         let history = self.catalog.history();
-        if history.has_restarts()
-            && let Some(name) = self.catalog.apps().name(application)
-            && let Some(file) = read.measure()
+        if !history.has_restarts() {
+            return;
+        }
+        let Some(application) = self.catalog.apps().name(application) else {
+            return;
+        };
+        let key = Key::new(application, None, uid);
+        // The PFS is asked only about what counts.
+        if history.would_count(&key, read.ino())
+            && let Some(bytes) = read.size_bytes()
         {
-            history.read(&name, file, matches!(read, Read::Here(_)));
+            let file = (read.ino(), bytes);
+            history.read(&key, file, matches!(read, Read::Here(_)));
         }
     }
 
@@ -459,11 +474,11 @@ impl Plan {
             drop(inner);
             self.catalog.apps().set_mtbf(application, mtbf_s);
             let key = match read {
-                Read::Here(file) => self.catalog.apps().recorded_as(file.object),
+                Read::Here(file) => self.catalog.apps().recorded_as(file.object, cred.uid),
                 Read::OnPfs(_, _, key) => Some(key.clone()),
             };
             if let Some(key) = key {
-                self.catalog.history().restarted(&key, cred.uid);
+                self.catalog.history().restarted(&key);
             }
         }
     }
