@@ -428,8 +428,9 @@ impl Instance {
             return self.leave_as_it_is();
         }
         let (open, is_more) = self.sessions.open_at_the_end();
-        let kept = |ino| is_more || open.contains(&ino);
-        rooms.files.leave_memory(kept);
+        let kept = |ino| is_more || open.contains_key(&ino);
+        let by_kernel = |ino| open.get(&ino) == Some(&true);
+        rooms.files.leave_memory(kept, by_kernel);
         rooms.files.flush_undrained();
         if !rooms.base.health().is_silent() {
             rooms.base.ns().put_owed_times(Duration::ZERO);

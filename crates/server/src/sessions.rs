@@ -72,6 +72,8 @@ struct File {
     ino: Ino,
     /// As it was opened.
     flags: OpenFlags,
+    /// The client's kernel reads, and perhaps writes it by itself.
+    passes: bool,
     /// The client's kernel writes it by itself.
     written: bool,
     /// Locks were asked for through it.
@@ -145,8 +147,10 @@ impl Session {
                 references,
             } = std::mem::take(&mut *shard.lock());
             if self.common.lives.are_kept() {
-                let open = files.values().map(|file| file.ino);
-                self.common.open_at_the_end.lock().extend(open);
+                let mut at_the_end = self.common.open_at_the_end.lock();
+                for file in files.values() {
+                    *at_the_end.entry(file.ino).or_default() |= file.passes;
+                }
             }
             for (handle, file) in files {
                 self.undo(Request::Release { handle });
@@ -293,17 +297,16 @@ impl Session {
         match response {
             Response::Opened(opened) | Response::Created(_, opened, _) => {
                 let ino = shown.or(opens.file).unwrap_or(Ino::ROOT);
-                // What the kernel has by itself is not had again.
-                let held = self.life != 0 && opened.mode != OpenMode::Passthrough;
-                if held {
+                if self.life != 0 {
                     self.common.holding.hold(ino, self.life);
                 }
                 let file = File {
                     ino,
                     flags: opens.flags,
+                    passes: opened.mode == OpenMode::Passthrough,
                     written,
                     locked: false,
-                    held,
+                    held: self.life != 0,
                 };
                 let handle = opened.handle;
                 self.shard(handle.0).lock().files.insert(handle, file);

@@ -250,8 +250,9 @@ impl Files {
     /// Moves what is only in memory to flash, where there is room, and drops clean copies in
     /// memory: after a stop nothing depends on the node staying up. Clean copies stay of what is
     /// `kept`: by another id they would be other files to clients that have them open over the
-    /// restart.
-    pub fn leave_memory(&self, kept: impl Fn(Ino) -> bool) {
+    /// restart. So do files without a name that a kernel has `by_kernel` itself: it goes down with
+    /// the node, as whoever has them open there.
+    pub fn leave_memory(&self, kept: impl Fn(Ino) -> bool, by_kernel: impl Fn(Ino) -> bool) {
         let files: Vec<_> = self.buffer.files();
         for file in files {
             let tier = file.tier();
@@ -263,7 +264,8 @@ impl Files {
                 continue;
             }
             let is_clean = !file.lock().is_dirty();
-            let stays = is_clean && kept(file.ino);
+            let is_kernels = file.lock().is_unlinked() && by_kernel(file.ino);
+            let stays = is_kernels || (is_clean && kept(file.ino));
             if stays || (is_clean && self.buffer.evict(&file).is_some()) {
                 continue;
             }
@@ -473,7 +475,7 @@ mod tests {
         std::thread::scope(|scope| {
             let fsync = scope.spawn(|| rooms.files.fsync(handle, false));
             wait_for_write(&flash, before);
-            rooms.files.leave_memory(|_| false);
+            rooms.files.leave_memory(|_| false, |_| false);
             // By a program on a mount that was taken away under it.
             let written = rooms.files.write(handle, 0, &NEW, WriteHow::WAITING);
             assert_eq!(answer(written), Ok(Some(NEW.len())));
@@ -511,7 +513,7 @@ mod tests {
             .setattr(file.ino, Some(opened.handle), &set, me())
             .expect("truncate");
         assert!(file.lock().residency.writing);
-        rooms.files.leave_memory(|_| false);
+        rooms.files.leave_memory(|_| false, |_| false);
         assert_eq!(file.tier(), FLASH, "our own descriptor is no program");
         let (size, writing) = {
             let state = file.lock();

@@ -655,7 +655,7 @@ mod tests {
             }
             // It knows where the file is, and waits.
             std::thread::sleep(LATE);
-            rooms.files.leave_memory(|_| false);
+            rooms.files.leave_memory(|_| false, |_| false);
             assert_eq!(file.tier(), FLASH);
             open.budget_bytes.store(1 << 20, Ordering::Release);
             let written = rooms.files.write(handle, 0, &[2; 4096], WriteHow::WAITING);

@@ -299,7 +299,7 @@ mod tests {
         let file = rooms.buffer.files().pop().expect("file");
         std::fs::write(lab.pfs("failing"), b"").expect("write");
         lab.store.fail_from(lab.pfs("failing"));
-        rooms.files.leave_memory(|_| false);
+        rooms.files.leave_memory(|_| false, |_| false);
         assert!(lab.store.fired() > 0, "the store has not failed");
         assert_ne!(file.tier(), FLASH);
         // A start may find either on record.
@@ -309,7 +309,7 @@ mod tests {
         rooms.buffer.leave_copies_late();
         assert_eq!(rooms.lifecycle.audit_books(), Vec::<String>::new());
         assert_eq!(rooms.buffer.ledger().figures(FLASH).used_bytes, 0);
-        rooms.files.leave_memory(|_| false);
+        rooms.files.leave_memory(|_| false, |_| false);
         assert_eq!(file.tier(), FLASH);
         assert_eq!(rooms.lifecycle.audit_books(), Vec::<String>::new());
     }

@@ -378,12 +378,12 @@ impl Files {
             };
             let stat = object.stat()?;
             if passthrough {
-                let predicted = self
-                    .catalog
-                    .apps()
-                    .expect(&self.catalog.rules().identify(&path))
-                    .bytes
-                    .map(|b| b.max(stat.written_bytes()));
+                let written = stat.written_bytes();
+                let series = self.catalog.rules().identify(&path);
+                let expected = self.catalog.apps().expect(&series).bytes;
+                // Without a name it is of no series, and whose kernel had it wants it so again.
+                let expected = expected.or(file.lock().is_unlinked().then_some(written));
+                let predicted = expected.map(|bytes| bytes.max(written));
                 match self.lease(file.object, tier, stat.allocated_bytes, predicted) {
                     Some(bytes) => {
                         lease = bytes;

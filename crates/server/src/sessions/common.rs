@@ -1,6 +1,6 @@
 //! What the sessions of one server have in common, and how one has the others forget.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
@@ -36,8 +36,8 @@ pub(super) struct Common {
     pub(super) locks: LockTable,
     pub(super) lives: Lives,
     pub(super) holding: Arc<dyn Holding>,
-    /// What clients had open when the server stopped in order.
-    pub(super) open_at_the_end: Mutex<HashSet<Ino>>,
+    /// What clients had open when the server stopped in order, and what of it by themselves.
+    pub(super) open_at_the_end: Mutex<HashMap<Ino, bool>>,
     /// Attributes and pages that others have been asked to forget.
     pub(super) attrs: Pending,
     pub(super) pages: Pending,
@@ -68,9 +68,9 @@ pub(crate) type IsWritten = dyn Fn(Ino) -> bool + Send + Sync;
 pub(crate) type IsKept = dyn Fn(Ino) -> bool + Send + Sync;
 
 impl Sessions {
-    /// What clients had open when the server stopped in order; and whether others, who have not
-    /// come back since an earlier stop, may have more.
-    pub fn open_at_the_end(&self) -> (HashSet<Ino>, bool) {
+    /// What clients had open when the server stopped in order, and whether a kernel had it by
+    /// itself; and whether others, who have not come back since an earlier stop, may have more.
+    pub fn open_at_the_end(&self) -> (HashMap<Ino, bool>, bool) {
         let open = self.common.open_at_the_end.lock().clone();
         (open, self.common.lives.are_awaited())
     }

@@ -108,6 +108,60 @@ fn promise_8_an_unlinked_file_that_is_open_outlives_restarts_of_the_server() {
     });
 }
 
+/// The kernel of the server's own node has files by itself: also what has lost its name.
+#[test]
+fn promise_8_what_a_kernel_has_by_itself_outlives_its_name_and_a_kill_of_the_server() {
+    if needs_nodes() {
+        return;
+    }
+    const LEN: usize = 300_000;
+    let mut fleet = Fleet::new(1, "");
+    fleet.mount(0, &[]);
+    let dir = fleet.mnt(0, "");
+    let put = |name: &str, seed: u64| {
+        let file = create(&dir.join(name));
+        pattern(seed, LEN).write(&file);
+        file.sync_all().expect("fsync");
+    };
+    let open = |name: &str, writes: bool| {
+        let file = OpenOptions::new()
+            .read(true)
+            .write(writes)
+            .open(dir.join(name));
+        file.expect("open")
+    };
+    let mut files = Vec::new();
+    for (seed, writes) in [(1, false), (2, true)] {
+        put("unlinked", seed);
+        files.push((open("unlinked", writes), seed));
+        fs::remove_file(dir.join("unlinked")).expect("unlink");
+    }
+    for (seed, writes) in [(3, false), (4, true)] {
+        put("replaced", seed);
+        files.push((open("replaced", writes), seed));
+        put("next", 5);
+        fs::rename(dir.join("next"), dir.join("replaced")).expect("rename");
+        fs::remove_file(dir.join("replaced")).expect("unlink");
+    }
+    for _ in 0..2 {
+        again(&mut fleet, false);
+        for (file, seed) in &files {
+            let meta = file.metadata().expect("fstat");
+            assert_eq!((meta.nlink(), meta.len()), (0, LEN as u64), "{seed}");
+            let mut content = vec![0; LEN];
+            file.read_exact_at(&mut content, 0).expect("read");
+            assert!(
+                content == pattern(*seed, LEN).bytes(),
+                "{seed}: other bytes"
+            );
+        }
+    }
+    drop(files);
+    wait_until("their space is given back", || {
+        objects(&fleet) == 0 && fleet.status()["files"] == 0
+    });
+}
+
 /// A program that stops where it says so.
 struct Steps(Child, BufReader<std::process::ChildStdout>);
 

@@ -526,7 +526,7 @@ mod tests {
         let rooms = lab.rooms();
         let handle = create(rooms, b"f", &OLDER);
         rooms.files.release(handle).expect("close");
-        rooms.files.leave_memory(|_| false);
+        rooms.files.leave_memory(|_| false, |_| false);
         let file = rooms.buffer.files().pop().expect("file");
         assert_eq!(file.tier(), FLASH);
         write_only(rooms, &file, &NEW);
