@@ -223,8 +223,9 @@ fi
 show
 trap - EXIT INT TERM
 if [ "$REPLICAS" = 2 ]; then
-    AWAY="Programs wait for 10 s at most where node 2 or 3 is dead: its files are on another node, too. Without
-node 1, which has the names, they wait until it is back."
+    AWAY="Where node 2 or 3 is dead programs wait for 10 s at most for what was fsynced: it is on another node, too.
+What was not, and what programs on the dead node's own mount write, waits until its server is back. Without
+node 1, which has the names, all wait until it is back."
 else
     AWAY="Programs wait for what is on a dead node, and for all if it is node 1, which has the names, until its
 server is back. With --replicas 2 they read on without node 2 or 3."
