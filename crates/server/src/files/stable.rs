@@ -57,12 +57,11 @@ impl Files {
     /// at once, and must not be all that a loss of power would have left.
     pub fn part_from_older(&self, file: &Arc<File>) -> Result<(), Failure> {
         let level = self.catalog.durability_of_file(file);
-        let flushes = self.standing(file).is_volatile && level > Durability::Memory;
-        match flushes && !self.flush_for_names(file, level)? {
-            // The drain parts the two; a change until then is kept beside.
-            true => Ok(()),
-            false => Ok(self.ns.part_from_older(file)?),
+        if self.standing(file).is_volatile && level > Durability::Memory {
+            // Where there is no way to flush it, who has the older one open goes on all the same.
+            self.flush_for_names(file, level)?;
         }
+        Ok(self.ns.part_from_older(file)?)
     }
 
     /// Whether there was a way to flush it.
