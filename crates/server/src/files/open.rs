@@ -381,10 +381,12 @@ impl Files {
                 let written = stat.written_bytes();
                 let series = self.catalog.rules().identify(&path);
                 let expected = self.catalog.apps().expect(&series).bytes;
-                // Without a name it is of no series, and whose kernel had it wants it so again.
-                let expected = expected.or(file.lock().is_unlinked().then_some(written));
                 let predicted = expected.map(|bytes| bytes.max(written));
-                match self.lease(file.object, tier, stat.allocated_bytes, predicted) {
+                let leased = self.lease(file.object, tier, stat.allocated_bytes, predicted);
+                // Without a name it is of no series, and whose kernel had it wants it so again: the
+                // guard makes room behind it.
+                let has_it = file.lock().is_unlinked();
+                match leased.or(has_it.then_some(stat.allocated_bytes.max(1))) {
                     Some(bytes) => {
                         lease = bytes;
                         let begun = self.begin_unseen(file, &*object);
