@@ -104,16 +104,17 @@ impl Buffer {
             }
         };
         for file in self.files() {
-            let (dirty, tier) = {
-                let state = file.lock();
-                (
-                    state.is_dirty() && !state.is_unlinked(),
-                    state.residency.tier,
-                )
-            };
-            if dirty {
-                add(file.object, tier);
+            let state = file.lock();
+            if !state.is_dirty() || state.is_unlinked() {
+                continue;
             }
+            let residency = state.residency;
+            let is_whole = |of| !residency.writing && of == state.generation();
+            let copy = residency.shadow.filter(|(_, of)| is_whole(*of));
+            // A whole copy on flash outlives a reboot.
+            let tier = copy.map_or(residency.tier, |(flash, _)| flash);
+            drop(state);
+            add(file.object, tier);
         }
         for stranded in self.stranded.lock().iter() {
             add(stranded.object, stranded.tier);

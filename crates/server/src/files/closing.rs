@@ -250,8 +250,8 @@ impl Files {
     /// Moves what is only in memory to flash, where there is room, and drops clean copies in
     /// memory: after a stop nothing depends on the node staying up. Clean copies stay of what is
     /// `kept`: by another id they would be other files to clients that have them open over the
-    /// restart. So do files without a name that a kernel has `by_kernel` itself: it goes down with
-    /// the node, as whoever has them open there.
+    /// restart. So do files that a kernel has `by_kernel` itself: what has a name is copied to flash
+    /// beside it, and what has none goes down with the node, as whoever has it open there.
     pub fn leave_memory(&self, kept: impl Fn(Ino) -> bool, by_kernel: impl Fn(Ino) -> bool) {
         let files: Vec<_> = self.buffer.files();
         for file in files {
@@ -264,12 +264,19 @@ impl Files {
                 continue;
             }
             let is_clean = !file.lock().is_dirty();
-            let is_kernels = file.lock().is_unlinked() && by_kernel(file.ino);
-            let stays = is_kernels || (is_clean && kept(file.ino));
+            let is_kernels = by_kernel(file.ino);
+            let stays = match is_clean {
+                true => kept(file.ino),
+                false => is_kernels && file.lock().is_unlinked(),
+            };
             if stays || (is_clean && self.buffer.evict(&file).is_some()) {
                 continue;
             }
-            if let Err(failure) = self.move_to_flash(&file, tier) {
+            let left = match is_kernels {
+                true => self.copy_to_flash(&file, tier),
+                false => self.move_to_flash(&file, tier),
+            };
+            if let Err(failure) = left {
                 let why = match failure.errno() {
                     Errno::ETXTBSY => "a program can still write it".to_string(),
                     _ => failure.to_string(),
@@ -277,6 +284,20 @@ impl Files {
                 tracing::warn!("{}: stays in memory: {why}", file.path().escape_ascii());
             }
         }
+    }
+
+    /// Copies to flash what a kernel reads by itself in memory, and goes on with there.
+    fn copy_to_flash(&self, file: &Arc<File>, tier: TierId) -> Result<(), Failure> {
+        let _copying = file.copying();
+        // Nobody opens or closes it meanwhile.
+        let _claim = self.buffer.opens().claim(file.ino);
+        let source = self.buffer.tiers().open_object(tier, file.object)?;
+        if self.is_written_below(tier, &*source)? {
+            return Err(Errno::ETXTBSY.into());
+        }
+        let stat = source.stat()?;
+        file.lock().end_unseen_as(&stat);
+        self.leave_copy(file, (&*source, tier))
     }
 
     fn move_to_flash(&self, file: &Arc<File>, tier: TierId) -> Result<(), Failure> {

@@ -27,6 +27,7 @@ pub(crate) mod replica;
 pub(crate) mod replicate;
 pub(crate) mod restart;
 pub(crate) mod setid;
+pub(crate) mod shadow;
 pub(crate) mod space;
 pub(crate) mod stable;
 pub(crate) mod stage;

@@ -156,6 +156,42 @@ fn promise_8_what_the_kernel_has_by_itself_is_open_after_a_restart_of_a_server()
 }
 
 #[test]
+fn promise_8_what_a_kernel_reads_by_itself_is_open_after_a_server_that_stops_in_order() {
+    if needs_nodes() {
+        return;
+    }
+    let mut fleet = Fleet::new(1, "");
+    fleet.mount(0, &[]);
+    let put = |name: &str, seed: u64, is_fsynced: bool| {
+        let file = File::create(fleet.mnt(0, name)).expect("create");
+        pattern(seed, MIB).write(&file);
+        if is_fsynced {
+            file.sync_all().expect("fsync");
+        }
+        let reader = File::open(fleet.mnt(0, name)).expect("open");
+        (reader, file)
+    };
+    let files = [("fsynced", 1, true), ("not", 2, false)].map(|(n, s, f)| (put(n, s, f).0, s));
+    let in_memory = fleet.base().join("state/dram/objects");
+    for _ in 0..3 {
+        for (file, seed) in &files {
+            let mut found = vec![0; MIB];
+            file.read_exact_at(&mut found, 0).expect("read");
+            assert!(found == pattern(*seed, MIB).bytes(), "{seed}: other bytes");
+        }
+        fleet.stop_server();
+        assert!(in_memory.exists(), "the memory tier has gone");
+        fleet.start_server();
+    }
+    drop(files);
+    drain(&fleet);
+    for (name, seed) in [("fsynced", 1), ("not", 2)] {
+        let found = fs::read(fleet.pfs(name)).expect("read");
+        assert!(found == pattern(seed, MIB).bytes(), "{name}");
+    }
+}
+
+#[test]
 fn promise_2_what_a_killed_mount_of_a_data_server_has_left_is_drained_when_nobody_can_write_it() {
     if needs_nodes() {
         return;
