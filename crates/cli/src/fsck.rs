@@ -70,7 +70,7 @@ pub fn run(args: &FsckArgs) -> Result<Exit, Failure> {
     need_working_directory("fsck")?;
     let state = named_state(args.state.as_deref())?
         .ok_or_else(|| Failure::fatal("fsck: which burst buffer? give --state DIR"))?;
-    let mut report = match Daemon::try_connect(&state)? {
+    let (mut report, asked) = match Daemon::try_connect(&state)? {
         Some(_) if args.new_pfs => {
             return Err(Failure::fatal(format!(
                 "{}: the burst buffer is running on the PFS that it was made for; --new-pfs is for one that is down",
@@ -83,19 +83,37 @@ pub fn run(args: &FsckArgs) -> Result<Exit, Failure> {
                 state.display()
             )));
         }
-        Some(daemon) => daemon.fsck(args.dry_run, args.checksums)?,
-        None => offline(&state, args)?,
+        Some(daemon) => (daemon.fsck(args.dry_run, args.checksums)?, Asked::Everybody),
+        None => (offline(&state, args)?, Asked::ThisNode),
     };
     sort(&mut report, &args.lost_tier);
     match args.json {
         true => json::print(&to_json(&report, args.dry_run)),
-        false => out::print(&render(&report, args.dry_run)),
+        false => out::print(&render(&report, args.dry_run, asked)),
     }
     let is_whole = report.not_looked_at.is_empty() || !args.lost_tier.is_empty();
     Ok(match exit(&report, args.dry_run) {
         Exit::Complete if !is_whole => Exit::Partial,
         exit => exit,
     })
+}
+
+/// Whose tiers a check looks at.
+#[derive(Clone, Copy)]
+enum Asked {
+    /// The server runs, and has asked the data servers.
+    Everybody,
+    /// The server is down: a check without it asks no other node.
+    ThisNode,
+}
+
+impl Asked {
+    fn why_not(self) -> &'static str {
+        match self {
+            Asked::Everybody => "they do not answer",
+            Asked::ThisNode => "they are on other nodes, which only a server that runs asks",
+        }
+    }
 }
 
 /// What is lost comes last: it is read first. A tier that was given up need not be looked at.
@@ -306,7 +324,7 @@ fn to_json(report: &FsckReport, dry_run: bool) -> Value {
     })
 }
 
-fn render(report: &FsckReport, dry_run: bool) -> String {
+fn render(report: &FsckReport, dry_run: bool, asked: Asked) -> String {
     let mut text = String::new();
     let of_kind = |kind: &str| {
         let findings = report.findings.iter().filter(|f| f.repaired);
@@ -342,7 +360,8 @@ fn render(report: &FsckReport, dry_run: bool) -> String {
     ));
     if !report.not_looked_at.is_empty() {
         text.push_str(&format!(
-            "not looked at, for they do not answer: {}\n",
+            "not looked at, for {}: {}\n",
+            asked.why_not(),
             report.not_looked_at.join(", ")
         ));
     }
@@ -426,7 +445,7 @@ mod tests {
             ..FsckReport::default()
         };
         sort(&mut report, &["server-3".into()]);
-        let text = render(&report, false);
+        let text = render(&report, false, Asked::Everybody);
         let lines: Vec<&str> = text.lines().collect();
         let starts = [
             "c: ",
@@ -478,7 +497,11 @@ mod tests {
 
     #[test]
     fn findings_are_named() {
-        let text = render(&report(&[("object without a record", true)]), false);
+        let text = render(
+            &report(&[("object without a record", true)]),
+            false,
+            Asked::Everybody,
+        );
         assert_eq!(
             text,
             "run/a: object without a record; repaired: dropped\n2 records and 2 objects checked: 1 problem\n"

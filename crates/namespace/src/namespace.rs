@@ -432,7 +432,8 @@ impl Namespace {
         }
         if let Err(error) = written {
             // The record is a hint of where to look: a stale one makes the next start search.
-            tracing::warn!("record of {dir:?}: {error}");
+            let path = dir.path();
+            tracing::warn!("record of {}/: {error}", path.escape_ascii());
         }
     }
 

@@ -429,7 +429,8 @@ impl Instance {
         }
         let (open, is_more) = self.sessions.open_at_the_end();
         let kept = |ino| is_more || open.contains_key(&ino);
-        let by_kernel = |ino| open.get(&ino) == Some(&true);
+        // Of who is awaited nobody knows what its kernel has.
+        let by_kernel = |ino| is_more || open.get(&ino) == Some(&true);
         rooms.files.leave_memory(kept, by_kernel);
         rooms.files.flush_undrained();
         if !rooms.base.health().is_silent() {

@@ -433,11 +433,14 @@ impl Server {
                 state.residency.published.filter(|_| state.is_dirty())
             };
             // Who had it open has closed it meanwhile, perhaps.
-            let changes = |older: Published| {
-                opens.has(older.ino, older.btime_ns) || watched.has_seen(older.ino, older.btime_ns)
+            let is_changed = |older: Published| {
+                let (ino, btime_ns) = (older.ino, older.btime_ns);
+                opens.has_writer(ino, btime_ns) || watched.has_seen(ino, btime_ns)
             };
-            if older.is_some_and(changes)
-                && let Err(failure) = rooms.files.part_from_older(&file)
+            let is_used = |older: Published| opens.has(older.ino, older.btime_ns);
+            let is_changed = older.is_some_and(is_changed);
+            if (is_changed || older.is_some_and(is_used))
+                && let Err(failure) = rooms.files.part_from_older(&file, is_changed)
             {
                 // The rename is done.
                 let reason = format!("what it has replaced is in use, and may be kept: {failure}");

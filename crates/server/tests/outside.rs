@@ -19,8 +19,9 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use cases::{Case, Change, State, Then};
-use common::{Running, Scratch, settings};
+use common::{Running, Scratch, me, settings};
 use forebay_server::Settings;
+use forebay_types::{Ino, OpenFlags, RenameMode};
 use forebay_wire::control::Movement;
 use tree::{Tree, snapshot};
 
@@ -117,4 +118,35 @@ followed_by! {
 #[test]
 fn changed_outside_and_then_left_alone_with_passthrough() {
     run(Then::Nothing, true);
+}
+
+/// Without flash there is nowhere to flush what takes the name: a loss of power must leave one of
+/// the two.
+#[test]
+fn what_readers_have_open_stays_on_the_pfs_until_what_replaces_it_is_there() {
+    const LEN: u64 = 65 << 20;
+    let scratch = Scratch::new();
+    let mut settings = by_hand(settings(scratch.path(), 64 << 20));
+    settings.ssd.clear();
+    settings.dram_bytes = Some(16 << 20);
+    let server = Running::start(&settings, false);
+    let older = scratch.pfs().join("f");
+    let made = std::fs::File::create(&older).expect("create");
+    made.set_len(LEN).expect("truncate");
+    drop(made);
+    let found = server.client.lookup(Ino::ROOT, b"f", 0).expect("found");
+    let flags = OpenFlags(libc::O_RDONLY as u32);
+    let reader = server.client.open(found.ino, flags, me()).expect("open");
+    server.put(b"g", b"newer");
+    let (from, to) = ((Ino::ROOT, &b"g"[..]), (Ino::ROOT, &b"f"[..]));
+    let renamed = server.client.rename(from, to, RenameMode::Replace, me());
+    renamed.expect("rename");
+    let left = std::fs::metadata(&older).expect("the older version is gone");
+    assert_eq!(left.len(), LEN);
+    assert_eq!(server.read_all(b"f").expect("read"), b"newer");
+    server.drain();
+    assert_eq!(std::fs::read(&older).expect("read"), b"newer");
+    let handle = reader.opened.handle;
+    assert_eq!(server.read(handle, LEN - 4, 8).expect("read"), [0; 4]);
+    server.client.release(handle).expect("close");
 }

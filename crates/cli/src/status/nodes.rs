@@ -160,6 +160,7 @@ fn state(node: &NodeStatus) -> String {
         _ if node.answers && node.emptying.is_some() => "answers, not used".into(),
         _ if node.answers => "answers".into(),
         _ if is_unasked(node) => "not asked".into(),
+        Some(Duration::ZERO) => "missing since just now".into(),
         Some(time) => format!("missing for {}", format_duration(time)),
         None => "missing".into(),
     }

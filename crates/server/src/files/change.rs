@@ -251,7 +251,7 @@ fn write_in_place(
         file: Arc::new(FileObject::new(writable)),
         writable: true,
         appends_only,
-        _open: opens.open(node.id),
+        _open: opens.open(node.id, true),
     })
 }
 

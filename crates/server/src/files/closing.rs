@@ -273,7 +273,15 @@ impl Files {
                 continue;
             }
             let left = match is_kernels {
-                true => self.copy_to_flash(&file, tier),
+                // What is lost at a reboot is worse than a reader that is told to open it again.
+                true => match self.copy_to_flash(&file, tier) {
+                    Err(failure) if failure.errno() != Errno::ETXTBSY => {
+                        let path = file.path();
+                        tracing::warn!("{}: not copied to flash: {failure}", path.escape_ascii());
+                        self.move_to_flash(&file, tier)
+                    }
+                    done => done,
+                },
                 false => self.move_to_flash(&file, tier),
             };
             if let Err(failure) = left {

@@ -457,7 +457,7 @@ impl Files {
             file: Arc::new(FileObject::new(file)),
             writable: false,
             appends_only: false,
-            _open: self.buffer.opens().on_pfs().open(stat.id),
+            _open: self.buffer.opens().on_pfs().open(stat.id, flags.writes()),
         };
         if flags.writes() {
             self.buffer.activity().note();
@@ -469,10 +469,11 @@ impl Files {
     /// of what others have in passthrough: its reads and writes are requests.
     fn join(&self, open: &OpenFile, flags: OpenFlags, near: Near) -> Result<Option<Way>, Failure> {
         let target = open.target.read();
-        if let Target::Pfs { file, .. } = &*target
+        if let Target::Pfs { file, _open, .. } = &*target
             && flags.writes()
         {
             may_open(&self.ns.pfs().stat_file(file.file())?, flags)?;
+            _open.note_writer();
         }
         if let Target::Buffer { file, object, tier } = &*target
             && flags.writes()

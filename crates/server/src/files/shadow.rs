@@ -8,6 +8,7 @@ use forebay_namespace::File;
 use forebay_policy::durability::Durability;
 use forebay_tiers::{Object, TierKind};
 use forebay_types::{Errno, SetTime, TierId, failpoint};
+use forebay_wire::OUT_OF_REACH;
 
 use crate::base::failure::Failure;
 use crate::buffer::ledger::Refused;
@@ -119,7 +120,12 @@ impl Files {
     /// After the last close of a file that was fsynced: the copy on flash becomes the file, or
     /// goes.
     pub fn settle_shadow(&self, file: &Arc<File>) -> Result<(), Failure> {
-        if self.base.life().stop_order().is_some() {
+        if self
+            .base
+            .life()
+            .stop_order()
+            .is_some_and(|order| !order.drain)
+        {
             // Who has it open may have it again after the stop, where it is.
             return Ok(());
         }
@@ -177,16 +183,21 @@ impl Files {
     }
 
     /// Copies to flash what stays in memory though nobody writes it: after a reboot that is it. For
-    /// who keeps it from being moved or copied meanwhile. `ENOSPC` where flash has no room.
+    /// who keeps it from being moved or copied meanwhile. `ENOSPC` where flash has no room,
+    /// `EHOSTDOWN` where the copy that there is cannot be reached.
     pub(super) fn leave_copy(
         &self,
         file: &Arc<File>,
         (object, tier): (&dyn Object, TierId),
     ) -> Result<(), Failure> {
         let flush = self.begin_unasked_flush(file, object)?;
-        let known = file.lock().residency.shadow;
+        let known = file.lock().residency.shadow.map(|(flash, _)| flash);
+        if known.is_some_and(|flash| self.buffer.tiers().is_out_of_reach(flash)) {
+            // A second copy of what an fsync has promised, which no other copy may replace.
+            return Err(OUT_OF_REACH.into());
+        }
         let bytes = object.stat()?.allocated_bytes;
-        let flash = self.book_shadow(file, known.map(|(tier, _)| tier), bytes);
+        let flash = self.book_shadow(file, known, bytes);
         let flash = flash.ok_or(Errno::ENOSPC)?;
         if let Err(failure) = self.copy_shadow(file, object, flash) {
             if known.is_none() {
@@ -202,6 +213,8 @@ impl Files {
 #[cfg(test)]
 mod tests {
     use forebay_tiers::TierKind;
+    use forebay_tiers::testing::{Effect, Operation, When};
+    use forebay_types::Errno;
 
     use crate::testing::{FLASH, Lab, create};
 
@@ -228,6 +241,22 @@ mod tests {
         rooms.files.leave_memory(|_| true, |_| false);
         assert_eq!(file.tier(), FLASH);
         assert_eq!(rooms.buffer.undrained_exactly().files, 1);
+        assert_eq!(rooms.lifecycle.audit_books(), Vec::<String>::new());
+    }
+
+    /// A reader that is told to open it again is better than bytes that a reboot takes.
+    #[test]
+    fn what_cannot_be_copied_moves() {
+        let (lab, flash) = Lab::with_memory();
+        let rooms = lab.rooms();
+        let handle = create(rooms, b"f", &[7; 4096]);
+        rooms.files.release(handle).expect("close");
+        let file = rooms.buffer.files().pop().expect("file");
+        let full = Effect::Fail(Errno::ENOSPC);
+        let full = flash.inject(Operation::Write, When::Nth(1), full);
+        rooms.files.leave_memory(|_| true, |_| true);
+        assert!(flash.fired(full) > 0);
+        assert_eq!(file.tier(), FLASH);
         assert_eq!(rooms.lifecycle.audit_books(), Vec::<String>::new());
     }
 }

@@ -55,11 +55,18 @@ impl Files {
 
     /// See [`forebay_namespace::Namespace::part_from_older`]: the older version goes from the PFS
     /// at once, and must not be all that a loss of power would have left.
-    pub fn part_from_older(&self, file: &Arc<File>) -> Result<(), Failure> {
+    /// `is_changed`: somebody changes the older one, or has just done so.
+    pub fn part_from_older(&self, file: &Arc<File>, is_changed: bool) -> Result<(), Failure> {
         let level = self.catalog.durability_of_file(file);
-        if self.standing(file).is_volatile && level > Durability::Memory {
-            // Where there is no way to flush it, who has the older one open goes on all the same.
-            self.flush_for_names(file, level)?;
+        if self.standing(file).is_volatile
+            && level > Durability::Memory
+            && !self.flush_for_names(file, level)?
+        {
+            // Readers have the older one until a copy replaces it. Who changes it goes on all the
+            // same.
+            if !is_changed {
+                return Ok(());
+            }
         }
         Ok(self.ns.part_from_older(file)?)
     }

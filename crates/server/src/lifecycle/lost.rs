@@ -11,7 +11,7 @@ use forebay_types::{TierId, failpoint};
 use forebay_wire::control::{CLEAN_COPY_GONE, CONTENT_LOST, FSYNCED_LEFT, Finding};
 
 use crate::base::failure::Failure;
-use crate::buffer::tierset::{Slot, TierSet};
+use crate::buffer::tierset::{DRAM, Slot, TierSet};
 use crate::lifecycle::Lifecycle;
 use crate::starterror::{StartError, failed};
 
@@ -24,12 +24,16 @@ fn undrained(loaded: &Loaded, tiers: &TierSet) -> BTreeMap<TierId, usize> {
         let state = file.lock();
         let residency = &state.residency;
         if state.is_dirty() {
-            count(residency.tier);
-            let shadow = residency.shadow.map(|(tier, _)| tier);
-            let in_memory = tiers.kind(residency.tier) == TierKind::Dram;
+            // Also where a start is given none.
+            let in_memory = residency.tier == DRAM || tiers.kind(residency.tier) == TierKind::Dram;
+            let shadow = residency.shadow.filter(|_| in_memory);
+            let is_whole = |of| of == residency.generation && !residency.writing;
+            if !shadow.is_some_and(|(_, of)| is_whole(of)) {
+                count(residency.tier);
+            }
             shadow
+                .map(|(tier, _)| tier)
                 .into_iter()
-                .filter(|_| in_memory)
                 .for_each(&mut count);
         }
     }

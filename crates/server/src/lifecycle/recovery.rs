@@ -123,9 +123,13 @@ impl Lifecycle {
                 Ok(0) => {}
                 Ok(swept) => {
                     failpoint::hit(failpoint::Point::RecoverSwept);
-                    tracing::info!("{dir:?}: {swept} unfinished copies removed");
+                    let path = dir.path();
+                    let path = path.escape_ascii();
+                    tracing::info!("{path}/: {swept} unfinished copies removed");
                 }
-                Err(error) => tracing::warn!("{dir:?}: {error}"),
+                // It has been removed since: its record is a hint of where to look.
+                Err(error) if matches!(error.errno(), Errno::ENOENT | Errno::ESTALE) => {}
+                Err(error) => tracing::warn!("{}/: {error}", dir.path().escape_ascii()),
             }
         }
         drop(loaded.dirs);

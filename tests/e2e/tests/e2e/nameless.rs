@@ -8,6 +8,9 @@ use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use forebay_testkit::{Fleet, needs_nodes, pattern, wait_until};
+use rustix::process::Signal;
+
+use crate::near::of_flash;
 
 const MIB: usize = 1 << 20;
 
@@ -196,6 +199,43 @@ impl Steps {
     fn ends(mut self) {
         assert!(self.0.wait().expect("it ends").success());
     }
+}
+
+/// Nobody tells the second stop what the mount has: it has not come back yet.
+#[test]
+fn promise_8_what_a_kernel_reads_by_itself_is_open_after_two_stops_in_a_row() {
+    if needs_nodes() {
+        return;
+    }
+    let flash = tempfile::tempdir().expect("temporary directory");
+    let mut fleet = Fleet::new(1, &of_flash(flash.path()));
+    fleet.mount(0, &[]);
+    let script = "
+d, size = sys.argv[1], 300000
+files = []
+for name in (b'named', b'unlinked'):
+    with open(os.fsencode(d) + b'/' + name, 'xb') as made:
+        made.write(name * size)
+    files.append((os.open(made.name, os.O_RDONLY), name))
+os.unlink(d + '/unlinked')
+step('open')
+for fd, name in files:
+    found = os.pread(fd, 2 * size * len(name), 0)
+    assert found == name * size, (name, len(found))
+step('read')
+";
+    let mut program = Steps::run(script, fleet.mnt(0, ""));
+    program.says("open");
+    fleet.signal_mount(0, Signal::STOP);
+    for _ in 0..2 {
+        again(&mut fleet, true);
+    }
+    fleet.signal_mount(0, Signal::CONT);
+    program.go();
+    program.says("read");
+    program.go();
+    program.ends();
+    wait_until("what has no name is gone", || objects(&fleet) == 1);
 }
 
 #[test]

@@ -2,6 +2,7 @@
 
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use forebay_testkit::{Fleet, needs_nodes, pattern, wait_until, write_file};
@@ -13,6 +14,12 @@ const MIB: usize = 1 << 20;
 /// Nothing drains by itself, and fsync means memory.
 const KEEP: &str = "[demotion]\nidle = false\nstart = 0.9\n\
                     [[rule]]\npath = \"/**\"\ndurability = \"memory\"\n";
+/// The section of a server with flash, too, which drains when it is told to.
+pub fn of_flash(dir: &Path) -> String {
+    let dir = dir.display();
+    format!("ssd = [\"{dir}:256MiB\"]\n[demotion]\nidle = false\nstart = 0.9\n")
+}
+
 /// What is wanted soon enough.
 const SOON: Duration = Duration::from_secs(2);
 
@@ -160,18 +167,19 @@ fn promise_8_what_a_kernel_reads_by_itself_is_open_after_a_server_that_stops_in_
     if needs_nodes() {
         return;
     }
-    let mut fleet = Fleet::new(1, "");
+    let flash = tempfile::tempdir().expect("temporary directory");
+    let mut fleet = Fleet::new(1, &of_flash(flash.path()));
     fleet.mount(0, &[]);
-    let put = |name: &str, seed: u64, is_fsynced: bool| {
+    let read = |name: &str, seed: u64, is_fsynced: bool| {
         let file = File::create(fleet.mnt(0, name)).expect("create");
         pattern(seed, MIB).write(&file);
         if is_fsynced {
             file.sync_all().expect("fsync");
         }
-        let reader = File::open(fleet.mnt(0, name)).expect("open");
-        (reader, file)
+        drop(file);
+        (File::open(fleet.mnt(0, name)).expect("open"), seed)
     };
-    let files = [("fsynced", 1, true), ("not", 2, false)].map(|(n, s, f)| (put(n, s, f).0, s));
+    let files = [("fsynced", 1, true), ("not", 2, false)].map(|(n, s, f)| read(n, s, f));
     let in_memory = fleet.base().join("state/dram/objects");
     for _ in 0..3 {
         for (file, seed) in &files {
