@@ -3,7 +3,7 @@
 CARGO ?= cargo
 BIN := target/release/forebay
 
-.PHONY: all build run test test-python test-python-torch wheel test-posix test-web test-slurm test-package package soak check lint deny bench bench-compare bench-baseline nightly release clean help setup-build setup-run setup-test setup-posix
+.PHONY: all build run test test-python test-python-torch wheel test-posix test-web test-slurm test-package test-users package soak check lint deny bench bench-compare bench-baseline nightly release clean help setup-build setup-run setup-test setup-posix
 
 help: ## what there is to make
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 16
@@ -48,6 +48,16 @@ test-package: setup-build ## the Debian package on a throw-away copy of this mac
 	scripts/setup.sh package
 	$(CARGO) build --release --locked -p forebay
 	python3 tests/packages/main.py --forebay $(BIN) $(if $(ONLY),--only $(ONLY))
+
+USERS := test-web test-slurm test-python test-python-torch test-package
+test-users: ## what users touch, with the real thing: Slurm, Chromium, Prometheus, Python, torch, systemd; goes on after a failure and ends with one line for each (about 15 minutes, and a download of 3 GB once)
+	@failed=; \
+	for target in $(USERS); do \
+		begun=$$(date +%s); \
+		if $(MAKE) --no-print-directory $$target; then told=passed; else told=FAILED; failed=1; fi; \
+		said="$$said$$(printf '%-18s %s in %d s' $$target $$told $$(($$(date +%s) - begun)))\n"; \
+	done; \
+	printf "\n$$said"; test -z "$$failed"
 
 SECONDS ?= 600
 soak: setup-build setup-run setup-test ## kills, power cuts, full disks, damage, a failing PFS, unseen writers under load, judged from outside; SECONDS=600 [SEED=n] [FAULTS=list]
