@@ -63,7 +63,8 @@ fn suggestion(error: &clap::Error) -> Option<String> {
     ];
     kinds.iter().find_map(|kind| match error.get(*kind) {
         Some(ContextValue::String(one)) => Some(one.clone()),
-        Some(ContextValue::Strings(many)) => many.first().cloned(),
+        // The nearest is the last.
+        Some(ContextValue::Strings(many)) => many.last().cloned(),
         _ => None,
     })
 }
@@ -76,6 +77,7 @@ mod tests {
 
     fn error_of(args: &[&str]) -> String {
         let command = Command::new("forebay")
+            .subcommands(["stage-out", "status", "stage-in"].map(Command::new))
             .arg(Arg::new("state").long("state").required(true))
             .arg(Arg::new("drain").long("drain").num_args(0));
         one_line(&command.try_get_matches_from(args).unwrap_err())
@@ -92,6 +94,11 @@ mod tests {
         assert_eq!(
             line,
             "the following required arguments were not provided: --state <state>; see --help"
+        );
+        let line = error_of(&["forebay", "statsu"]);
+        assert_eq!(
+            line,
+            "unrecognized subcommand 'statsu'; did you mean 'status'?"
         );
     }
 }

@@ -328,6 +328,26 @@ fn bad_input_to_up_is_one_line_and_changes_nothing() {
 }
 
 #[test]
+fn a_check_says_what_a_start_would_say_and_starts_nothing() {
+    let (folder, at) = ground();
+    let check = |pfs: &str, more: &[&str]| {
+        let (pfs, mount, state) = (at(pfs), at("mnt"), at("state"));
+        let mut args = vec!["up", "--check", "--pfs", &pfs, "--mount", &mount];
+        args.extend(["--state", &state]);
+        args.extend(more);
+        forebay(&args)
+    };
+    let good = check("pfs", &["--dram", "64MiB"]);
+    let said = String::from_utf8_lossy(&good.stdout);
+    assert!(good.status.success(), "{good:?}");
+    assert!(said.starts_with("memory in front of "), "{said}");
+    assert!(said.ends_with("nothing was started\n"), "{said}");
+    assert_refused(&check("file", &["--dram", "64MiB"]), "is a file");
+    assert_refused(&check("pfs", &["--dram", "900PiB"]), "memory available");
+    assert_eq!(entries(folder.path()), 3, "pfs, mnt, file");
+}
+
+#[test]
 fn the_environment_is_heard() {
     let (_folder, at) = ground();
     let output = Command::new(env!("CARGO_BIN_EXE_forebay"))

@@ -54,6 +54,7 @@ use crate::{out, usage};
         "\n",
         "Examples:\n",
         "  forebay up --pfs /scratch --mount /bb --state /var/lib/forebay --dram 4GiB --ssd /nvme:200GB\n",
+        "  forebay up --config /etc/forebay.toml --check\n",
         "  forebay up --config /etc/forebay.toml --detach\n\n",
         "Exit codes: 0 stopped in order, or (--detach) mounted; 1 it could not be started: one line\n",
         "says why, nothing is mounted."
@@ -96,6 +97,9 @@ pub struct UpArgs {
     /// Settings in TOML (or FOREBAY_CONFIG)
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
+    /// Read the settings and look at the folders, and start nothing
+    #[arg(long, conflicts_with = "detach")]
+    check: bool,
     /// Return when the mount answers; log to STATE/forebay.log, process id in STATE/forebay.pid
     #[arg(long)]
     detach: bool,
@@ -117,9 +121,31 @@ fn text_of<T: FromText>(text: &str) -> Result<String, String> {
 /// Runs the command.
 pub fn run(args: &UpArgs) -> Result<Exit, Failure> {
     need_working_directory("up")?;
+    if args.check {
+        return check(args);
+    }
     detach::run((args.detach, args.detached), |readiness| {
         start(args, readiness)
     })
+}
+
+/// All that a start would refuse without having made anything.
+fn check(args: &UpArgs) -> Result<Exit, Failure> {
+    let mut plan = settings(args)?;
+    let ground = preflight::check(&mut plan)?;
+    for warning in &ground.warnings {
+        out::complain(warning);
+    }
+    let settings = &plan.settings;
+    let tiers = settings.ssd.iter().map(|ssd| ssd.dir.display().to_string());
+    let memory = settings.dram_bytes.map(|_| "memory".to_string());
+    let tiers: Vec<String> = memory.into_iter().chain(tiers).collect();
+    out::print(&format!(
+        "{} in front of {}: nothing is wrong with these settings; nothing was started\n",
+        tiers.join(", "),
+        settings.pfs.display()
+    ));
+    Ok(Exit::Complete)
 }
 
 fn start(args: &UpArgs, readiness: &mut Readiness) -> Result<Exit, Failure> {
