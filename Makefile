@@ -3,7 +3,7 @@
 CARGO ?= cargo
 BIN := target/release/forebay
 
-.PHONY: all build run test test-python test-python-torch wheel test-posix test-web test-slurm test-package test-users package soak check lint deny bench bench-compare bench-baseline nightly release clean help setup-build setup-run setup-test setup-posix
+.PHONY: all build run test test-python test-python-torch wheel test-posix test-web test-slurm test-package test-users package site soak check lint deny bench bench-compare bench-baseline nightly release clean help setup-build setup-run setup-test setup-posix
 
 help: ## what there is to make
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 16
@@ -94,6 +94,9 @@ release: setup-build ## dist/: the stripped binary in an archive, checksums, the
 
 package: setup-build ## dist/: a Debian package and the same as an archive for /usr/local, with manual pages, completions, units, examples
 	CARGO=$(CARGO) python3 scripts/package.py
+
+site: ## dist/site: the documents as a site, every link of which is followed
+	python3 scripts/site.py
 
 setup-build:
 	@scripts/setup.sh build

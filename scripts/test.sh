@@ -20,3 +20,4 @@ trap report EXIT
 "${CARGO:-cargo}" test --locked --workspace --no-fail-fast
 scripts/setup.sh posix-short
 python3 tests/posix/main.py --quick
+python3 scripts/site.py

@@ -5,10 +5,16 @@
 
 #[path = "house/imports.rs"]
 mod imports;
+#[path = "house/links.rs"]
+mod links;
 #[path = "house/workspace.rs"]
 mod workspace;
 
+use std::collections::BTreeMap;
+use std::fs;
+
 use imports::{cycles, edges_of};
+use links::{broken, documents, links, plain};
 use workspace::{Package, code_of, packages, root, rust_files};
 
 /// Crates above each other; an import goes down only. Those of one row know nothing of each other.
@@ -34,6 +40,7 @@ const COMMENT_COLUMNS_MAX: usize = 100;
 
 /// Of a list that came out empty the test would say nothing.
 const FILES_MIN: usize = 200;
+const LINKS_MIN: usize = 100;
 
 #[test]
 fn no_files_know_each_other_in_a_large_circle() {
@@ -113,4 +120,38 @@ fn comments_fit_beside_each_other() {
         }
     }
     assert!(wide.is_empty(), "{wide:#?}");
+}
+
+#[test]
+fn links_of_documents_lead_somewhere() {
+    let root = root();
+    let (mut seen, mut dead) = (0, Vec::new());
+    for path in documents(&root) {
+        let text = fs::read_to_string(&path).expect("read");
+        for link in links(&text) {
+            seen += 1;
+            if let Some(why) = broken(&path, &link) {
+                let path = path.strip_prefix(&root).expect("below").display();
+                dead.push(format!("{path}:{}: {}: {why}", link.line, link.target));
+            }
+        }
+    }
+    assert!(seen > LINKS_MIN, "nothing was looked at");
+    assert!(dead.is_empty(), "{dead:#?}");
+}
+
+#[test]
+fn each_page_is_in_the_book_once() {
+    let folder = root().join("docs");
+    let summary = folder.join("SUMMARY.md");
+    let mut named: BTreeMap<_, usize> = BTreeMap::new();
+    for link in links(&fs::read_to_string(&summary).expect("SUMMARY.md")) {
+        *named.entry(plain(&folder.join(link.target))).or_default() += 1;
+    }
+    let pages = documents(&folder).into_iter();
+    let wrong: Vec<_> = pages
+        .filter(|page| *page != summary && named.remove(page) != Some(1))
+        .collect();
+    assert!(wrong.is_empty(), "missing, or there twice: {wrong:?}");
+    assert!(named.is_empty(), "no pages: {named:?}");
 }

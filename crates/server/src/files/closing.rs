@@ -250,8 +250,8 @@ impl Files {
     /// Moves what is only in memory to flash, where there is room, and drops clean copies in
     /// memory: after a stop nothing depends on the node staying up. Clean copies stay of what is
     /// `kept`: by another id they would be other files to clients that have them open over the
-    /// restart. So do files that a kernel has `by_kernel` itself: what has a name is copied to flash
-    /// beside it, and what has none goes down with the node, as whoever has it open there.
+    /// restart. So do files that a kernel has `by_kernel` itself: what has a name is copied to
+    /// flash beside it, and what has none goes down with the node, as whoever has it open there.
     pub fn leave_memory(&self, kept: impl Fn(Ino) -> bool, by_kernel: impl Fn(Ino) -> bool) {
         let files: Vec<_> = self.buffer.files();
         for file in files {

@@ -11,6 +11,7 @@ mod commands;
 mod common;
 mod descriptors;
 mod doctor;
+mod documents;
 mod errors;
 mod examples;
 mod faults;
