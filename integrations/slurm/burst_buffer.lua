@@ -1,6 +1,6 @@
 -- Forebay's plugin for Slurm's burst_buffer/lua (22.05 and newer). It lies beside slurm.conf,
--- with forebay-bb, forebay_directives.lua and forebay_bb.conf; README.md says how to install it
--- and what a job writes.
+-- with forebay-bb, forebay_directives.lua, forebay_records.lua and forebay_bb.conf; README.md says
+-- how to install it and what a job writes.
 --
 -- Slurm loads this file anew for each call, so nothing is kept but in files below `records`.
 --   In slurmctld, with its locks held and without a timeout: slurm_bb_job_process,
@@ -15,73 +15,21 @@
 local FOLDER = debug.getinfo(1, "S").source:match("^@(.*)/[^/]*$") or "."
 local bb = dofile(FOLDER .. "/forebay_directives.lua")
 local fail, printable, read_file, json = bb.fail, bb.printable, bb.read_file, bb.json
+local records = assert(loadfile(FOLDER .. "/forebay_records.lua"))(bb)
+local save, load_record, write = records.save, records.load_record, records.write
 local NAMED_FILES_MAX = 3
 local LOGGED_FILES_MAX = 200
 -- After this the last status says nothing any more.
 local STATUS_S_MAX = 180
+-- slurmctld may be at its start, or busy.
+local ASKED_TIMES = 6
+-- What forebay-bb says of a stage-out of paths that go with the job.
+local LEADS_TO_JOBS = 9
+-- How often, and for how long, directories are looked for that a job of before has left.
+local SWEEP_EVERY_S, SWEEP_S_MAX = 600, 30
 
 local function settings()
     return bb.settings(FOLDER)
-end
-
--- -------------------------------------------------------------------------- what is known of a job
-
-local function record_path(conf, job)
-    if not job:find("^%d+$") then
-        fail("%s is no job", job)
-    end
-    return conf.records .. "/job-" .. job
-end
-
-local function encoded(text)
-    return (tostring(text):gsub("[^%w/._%-]", function(letter)
-        return ("%%%02x"):format(letter:byte())
-    end))
-end
-
-local function decoded(text)
-    return (text:gsub("%%(%x%x)", function(digits)
-        return string.char(tonumber(digits, 16))
-    end))
-end
-
--- A line for each thing: KEY=VALUE KEY=VALUE.
-local function save(conf, job, record)
-    local lines = {}
-    for _, item in ipairs(record) do
-        local pairs_of = {}
-        for key, value in pairs(item) do
-            pairs_of[#pairs_of + 1] = key .. "=" .. encoded(value)
-        end
-        lines[#lines + 1] = table.concat(pairs_of, " ") .. "\n"
-    end
-    local path = record_path(conf, job)
-    local file, problem = io.open(path .. ".new", "wb")
-    if not file then
-        fail("records: %s", problem)
-    end
-    local fine = file:write(table.concat(lines))
-    fine = file:close() and fine
-    if not fine or not os.rename(path .. ".new", path) then
-        fail("%s cannot be written", path)
-    end
-end
-
--- The record, whose first item is of the job itself; nil where there is none.
-local function load_record(conf, job)
-    local text = read_file(record_path(conf, job))
-    if not text then
-        return nil
-    end
-    local record = {}
-    for line in text:gmatch("[^\n]+") do
-        local item = {}
-        for key, value in line:gmatch("(%S-)=(%S*)") do
-            item[key] = decoded(value)
-        end
-        record[#record + 1] = item
-    end
-    return record[1] and record[1].uid and record or fail("%s is damaged", record_path(conf, job))
 end
 
 -- --------------------------------------------------------------------------------- other processes
@@ -129,15 +77,64 @@ local function first_lines(text)
     return (text:gsub("%s+$", ""):gsub("\n+", "; "))
 end
 
--- One movement of the job's user. Returns what it moved, and a problem.
+-- Asks Slurm for jobs: lines of the number, how often it was queued again, and the state. They have
+-- no word that a user has written. Never called with slurmctld's locks held.
+local function squeue(conf, ...)
+    local list = { conf.squeue, "-h", "-a", "-t", "all", "-O", "JobID:20,RestartCnt:20,State:40", ... }
+    local file = not os.getenv("SLURM_CONF") and io.open(FOLDER .. "/slurm.conf", "rb")
+    if file then
+        -- Where slurmctld was started with -f.
+        file:close()
+        table.insert(list, 1, "SLURM_CONF=" .. FOLDER .. "/slurm.conf")
+        table.insert(list, 1, "/usr/bin/env")
+    end
+    return run(list)
+end
+
+-- The job's state and how often it was queued again; nothing where Slurm knows it no more.
+local function ask_slurm(conf, job)
+    local text, code
+    for attempt = 1, ASKED_TIMES do
+        text, code = squeue(conf, "-j", job)
+        for line in text:gmatch("[^\n]+") do
+            local number, restarts, state = line:match("^%s*(%d+)%s+(%d+)%s+(%S+)%s*$")
+            if number == job then
+                return state, tonumber(restarts)
+            end
+        end
+        if text:find("Invalid job id", 1, true) then
+            return nil
+        end
+        run({ "sleep", attempt < ASKED_TIMES and "2" or "0" })
+    end
+    fail("slurmctld does not tell the state of the job: %s (exit code %d)", first_lines(text), code)
+end
+
+-- Waits until no process of the job runs, and its nodes have done their epilogs: until then the job
+-- is COMPLETING. Whether that was in time, and how often the job was queued again.
+local function wait_for_end(conf, job, until_s)
+    local pause = 0.5
+    while true do
+        local state, restarts = ask_slurm(conf, job)
+        if state ~= "COMPLETING" then
+            return true, restarts
+        elseif os.time() >= until_s then
+            return false, restarts
+        end
+        run({ "sleep", ("%.1f"):format(pause) })
+        pause = math.min(pause * 1.5, 5)
+    end
+end
+
+-- One movement of the job's user. Returns what it moved, a problem, and the exit code.
 local function move(conf, uid, verb, seconds, item)
     local text, code = as_user(conf, uid, verb, ("%d"):format(math.max(seconds, 1)), item.kind, item.path)
     local said = json(text:match("^({\n.*\n})") or text:match("\n({\n.*\n})") or "")
     local moved = said and said.bytes_total or 0
     if code == 0 then
-        return moved, nil
+        return moved, nil, code
     elseif not said then
-        return 0, ("%s: %s"):format(item.path, text ~= "" and first_lines(text) or "exit code " .. code)
+        return 0, ("%s: %s"):format(item.path, text ~= "" and first_lines(text) or "exit code " .. code), code
     end
     local named, all = {}, {}
     for _, failure in ipairs(said.failures or {}) do
@@ -157,7 +154,7 @@ local function move(conf, uid, verb, seconds, item)
     elseif #all == 0 then
         named[1] = ("%s: exit code %d, %s"):format(item.path, code, tostring(said.outcome))
     end
-    return moved, table.concat(named, "; ")
+    return moved, table.concat(named, "; "), code
 end
 
 -- The last status, how old it is, and its numbers. Starts no process.
@@ -204,7 +201,7 @@ function slurm_bb_job_process(script_path)
     return guarded("submission", script_path, function()
         local conf = settings()
         local script = read_file(script_path) or fail("the script cannot be read")
-        bb.check_symbols(script)
+        bb.check_symbols(script, conf)
         local _, capacity = bb.wishes(script, conf)
         local said, _, there = last_status(conf)
         if capacity and said and capacity > there then
@@ -245,15 +242,81 @@ function slurm_bb_pools()
     return code, message
 end
 
--- Gives the job its directory. Its name cannot be foreseen, so that nobody has taken it.
-local function make_job_dir(conf, job, uid, mode)
+-- The name of a job's directory. It cannot be foreseen, so that nobody has taken it.
+local function new_name(job)
     local random = io.open("/dev/urandom", "rb") or fail("/dev/urandom cannot be read")
     local name = job .. "-" .. random:read(8):gsub(".", function(letter)
         return ("%02x"):format(letter:byte())
     end)
     random:close()
-    local text, code = as_user(conf, uid, "make-dir", "jobs", name, mode)
-    return code == 0 and name or fail(first_lines(text))
+    return name
+end
+
+-- Removes what was the job's alone, also of its runs of before that could not be cleaned up.
+local function remove_dirs(conf, job, record)
+    local own, problems = record[1], {}
+    if own.kept then
+        slurm.log_info("forebay: job %s: results are left in %s/%s", job, conf.jobs, own.dir)
+    elseif own.dir then
+        local text, code = as_user(conf, own.uid, "remove-dir", "jobs", own.dir)
+        problems[1] = code ~= 0 and first_lines(text) or nil
+    end
+    for _, item in ipairs(record) do
+        if item.what == "old_dir" then
+            local text, code = as_user(conf, item.uid, "remove-dir", "jobs", item.name)
+            problems[#problems + 1] = code ~= 0 and first_lines(text) or nil
+        end
+    end
+    if #problems > 0 then
+        fail("%s", table.concat(problems, "; "))
+    end
+end
+
+-- Directories of runs of before, which a teardown could not remove: they stay on record.
+local function left_before(conf, job)
+    local old, found = load_record(conf, job), {}
+    if not old then
+        return found
+    elseif not pcall(remove_dirs, conf, job, old) then
+        if old[1].dir and not old[1].kept then
+            found[1] = { what = "old_dir", name = old[1].dir, uid = old[1].uid }
+        end
+        for _, item in ipairs(old) do
+            found[#found + 1] = item.what == "old_dir" and item or nil
+        end
+    end
+    return found
+end
+
+-- Jobs that Slurm knows no more, and that are on record: their teardown did not succeed in the
+-- times that Slurm tries it.
+local function sweep(conf)
+    local stamp = conf.records .. "/swept"
+    local now, begun = os.time(), tonumber(read_file(stamp) or "")
+    if begun and now >= begun and now - begun < SWEEP_EVERY_S then
+        return
+    end
+    write(stamp, ("%d"):format(now))
+    -- Before the question, so that each of these jobs was there when it was asked.
+    local names = run({ "find", conf.records, "-maxdepth", "1", "-name", "job-*" })
+    local text, code = squeue(conf)
+    if code ~= 0 then
+        fail("squeue: %s", first_lines(text))
+    end
+    local known = {}
+    for number in ("\n" .. text):gmatch("\n%s*(%d+)") do
+        known[number] = true
+    end
+    for job in names:gmatch("/job%-(%d+)\n") do
+        if not known[job] and os.time() - now < SWEEP_S_MAX then
+            local fine, problem = pcall(function()
+                remove_dirs(conf, job, load_record(conf, job) or fail("gone"))
+                os.remove(records.path_of(conf, job))
+            end)
+            slurm.log_info("forebay: job %s is over, and its directory %s", job, fine and "was removed now"
+                or "cannot be removed: " .. printable(type(problem) == "table" and problem.problem or tostring(problem)))
+        end
+    end
 end
 
 -- Looks at all that can be looked at before anything is moved.
@@ -266,7 +329,7 @@ local function look(conf, uid, items)
         elseif item.what == "stage_in" then
             paths[#paths + 1] = item.path
         elseif item.what == "persistent" or item.what == "destroy_persistent" then
-            local text, code = as_user(conf, uid, "usable-dir", item.name)
+            local text, code = as_user(conf, uid, "usable-dir", item.name, item.owner or "-")
             problems[#problems + 1] = code ~= 0 and first_lines(text) or nil
         end
     end
@@ -286,8 +349,12 @@ function slurm_bb_setup(job, uid, _, _, _, script_path)
     return guarded("setup", job, function()
         local conf = settings()
         local items, capacity = bb.wishes(read_file(script_path) or fail("the script cannot be read"), conf)
-        local own = { uid = uid, capacity = capacity or 0 }
+        local _, restarts = ask_slurm(conf, job)
+        local own = { uid = uid, capacity = capacity or 0, restarts = restarts or 0 }
         local record = { own, (unpack or table.unpack)(items) }
+        for _, item in ipairs(left_before(conf, job)) do
+            record[#record + 1] = item
+        end
         for _, item in ipairs(items) do
             if item.what == "create_persistent" then
                 local text, code = as_user(conf, uid, "make-dir", "persistent", item.name, item.mode)
@@ -299,9 +366,13 @@ function slurm_bb_setup(job, uid, _, _, _, script_path)
         look(conf, uid, items)
         for _, item in ipairs(items) do
             if item.what == "job" then
-                own.dir = make_job_dir(conf, job, uid, item.mode)
-                -- On record at once, so that teardown finds the directory.
+                -- On record first, so that teardown finds the directory wherever this call ends.
+                own.dir = new_name(job)
                 save(conf, job, record)
+                local text, code = as_user(conf, uid, "make-dir", "jobs", own.dir, item.mode)
+                if code ~= 0 then
+                    fail(first_lines(text))
+                end
             end
         end
         save(conf, job, record)
@@ -312,31 +383,45 @@ local function known(conf, job)
     return load_record(conf, job) or fail("nothing is known of this job; `scontrol requeue` begins anew")
 end
 
--- Moves all of a kind within the time, goes on after failures, and fails with all of them. A
--- job's directory that still has results is kept for good.
-local function move_all(conf, job, record, what, verb, seconds)
-    local until_s, bytes, problems, left = os.time() + tonumber(seconds), 0, {}, nil
+-- Moves a result out of the job's directory. What was moved is on record, so that a stage-out that
+-- is begun again takes no old file at the destination for it; the inode number tells a move that
+-- was done and not noted.
+local function move_result(conf, job, record, item, until_s)
+    local own = record[1]
+    local text, code = as_user(conf, own.uid, "result", own.dir, item.own)
+    if code == 0 then
+        item.inode = text:match("^%d+")
+        save(conf, job, record)
+    elseif code ~= 2 or not item.inode then
+        return first_lines(text)
+    end
+    local seconds = ("%d"):format(math.max(until_s - os.time(), 1))
+    text, code = as_user(conf, own.uid, "move", own.dir, item.own, item.path, item.inode, seconds)
+    if code ~= 0 then
+        return first_lines(text)
+    end
+    item.moved = "yes"
+    save(conf, job, record)
+end
+
+-- Moves all of a kind within the time, goes on after failures, and fails with all of them. Returns
+-- what it moved, the problems, and whether results are left in the job's directory.
+local function move_all(conf, job, record, what, verb, until_s)
+    local bytes, problems, left = 0, {}, false
     for _, item in ipairs(record) do
-        local problem, moved
-        if item.what == what and item.own then
-            local text, code = as_user(conf, record[1].uid, "move", record[1].dir, item.own, item.path)
-            problem = code ~= 0 and first_lines(text) or nil
-            left = left or problem and "yes"
+        local problem, moved, code
+        if item.what == what and item.own and not item.moved then
+            problem = move_result(conf, job, record, item, until_s)
+            left = left or problem ~= nil
         end
         if item.what == what and not problem then
-            moved, problem = move(conf, record[1].uid, verb, until_s - os.time(), item)
+            moved, problem, code = move(conf, record[1].uid, verb, until_s - os.time(), item)
             bytes = bytes + moved
+            left = left or code == LEADS_TO_JOBS
         end
         problems[#problems + 1] = problem
     end
-    if record[1].kept ~= left then
-        record[1].kept = left
-        save(conf, job, record)
-    end
-    if #problems > 0 then
-        fail("%s", table.concat(problems, "; "))
-    end
-    return bytes
+    return bytes, problems, left
 end
 
 -- The stage-in. The job starts when it has ended, and is held where it fails.
@@ -344,12 +429,16 @@ function slurm_bb_data_in(job)
     return guarded("stage-in", job, function()
         local conf = settings()
         local record = known(conf, job)
-        local bytes = move_all(conf, job, record, "stage_in", "stage-in", conf.stage_in_timeout)
+        local until_s = os.time() + tonumber(conf.stage_in_timeout)
+        local bytes, problems = move_all(conf, job, record, "stage_in", "stage-in", until_s)
+        if #problems > 0 then
+            fail("%s", table.concat(problems, "; "))
+        end
         for _, item in ipairs(record) do
             if item.what == "persistent" then
                 local path = { kind = "path", path = conf.persistent .. "/" .. item.name }
                 -- Files of others there are theirs to move: they are read from where they are.
-                local _, problem = move(conf, record[1].uid, "stage-in", tonumber(conf.stage_in_timeout), path)
+                local _, problem = move(conf, record[1].uid, "stage-in", until_s - os.time(), path)
                 if problem then
                     slurm.log_info("forebay: persistent buffer %s of job %s: %s", item.name, job, printable(problem))
                 end
@@ -408,15 +497,43 @@ function slurm_bb_post_run()
     return slurm.SUCCESS, ""
 end
 
+local function stages_out(record)
+    for _, item in ipairs(record) do
+        if item.what == "stage_out" then
+            return true
+        end
+    end
+    return false
+end
+
 -- The stage-out. Where it fails, Slurm keeps the job, its part of the pool and this reason.
 function slurm_bb_data_out(job)
     return guarded("stage-out", job, function()
         local conf = settings()
         local record = known(conf, job)
-        move_all(conf, job, record, "stage_out", "stage-out", conf.stage_out_timeout)
+        local own, until_s = record[1], os.time() + tonumber(conf.stage_out_timeout)
+        local before = own.kept
+        -- Whenever this call ends, results that were not moved are not removed.
+        own.kept = own.dir and stages_out(record) and "yes" or nil
+        save(conf, job, record)
+        local ended, restarts = wait_for_end(conf, job, until_s)
+        if restarts and restarts > tonumber(own.restarts or restarts) then
+            own.kept = before
+            save(conf, job, record)
+            slurm.log_info("forebay: job %s runs again: its stage-out is left to its last run", job)
+            return
+        elseif not ended then
+            fail("processes of the job, or an epilog of its nodes, have not ended in time; nothing was staged out")
+        end
+        local _, problems, left = move_all(conf, job, record, "stage_out", "stage-out", until_s)
+        own.kept = left and own.dir and "yes" or nil
+        save(conf, job, record)
+        if #problems > 0 then
+            fail("%s", table.concat(problems, "; "))
+        end
         for _, item in ipairs(record) do
             if item.what == "destroy_persistent" then
-                local text, code = as_user(conf, record[1].uid, "remove-dir", "persistent", item.name)
+                local text, code = as_user(conf, own.uid, "remove-dir", "persistent", item.name)
                 if code ~= 0 then
                     fail(first_lines(text))
                 end
@@ -431,25 +548,27 @@ function slurm_bb_job_teardown(job)
     return guarded("teardown", job, function()
         local conf = settings()
         local record = load_record(conf, job)
-        if not record then
-            return slurm.SUCCESS
-        end
-        local uid = record[1].uid
-        for _, item in ipairs(record) do
-            if item.release == "yes" then
-                -- What is undrained stays, and is no failure here.
-                move(conf, uid, "release", 60, item)
+        if record then
+            if record[1].dir and not record[1].kept then
+                -- `scancel --hurry` of a job that runs. What is written later would be left.
+                local fine, ended = pcall(wait_for_end, conf, job, os.time() + tonumber(conf.other_timeout) / 2)
+                if not fine or not ended then
+                    slurm.log_error("forebay: job %s: its directory is removed before all its processes are known to have ended", job)
+                end
             end
-        end
-        if record[1].kept then
-            slurm.log_info("forebay: job %s: results are left in %s/%s", job, conf.jobs, record[1].dir)
-        elseif record[1].dir then
-            local text, code = as_user(conf, uid, "remove-dir", "jobs", record[1].dir)
-            if code ~= 0 then
-                fail(first_lines(text))
+            for _, item in ipairs(record) do
+                if item.release == "yes" then
+                    -- What is undrained stays, and is no failure here.
+                    move(conf, record[1].uid, "release", 60, item)
+                end
             end
+            remove_dirs(conf, job, record)
+            os.remove(records.path_of(conf, job))
         end
-        os.remove(record_path(conf, job))
+        local fine, problem = pcall(sweep, conf)
+        if not fine then
+            slurm.log_error("forebay: sweep: %s", printable(type(problem) == "table" and problem.problem or tostring(problem)))
+        end
     end)
 end
 

@@ -7,11 +7,11 @@ local MESSAGE_BYTES_MAX = 800
 local SETTINGS = {
     mount = true, pfs = true, burst_buffer = true, forebay = true, become = true, records = true,
     jobs = false, persistent = false, pool = true, granularity = true,
-    stage_in_timeout = true, stage_out_timeout = true,
+    stage_in_timeout = true, stage_out_timeout = true, other_timeout = true, squeue = true,
 }
 local DEFAULTS = {
     forebay = "/usr/local/bin/forebay", become = "setpriv", pool = "forebay", granularity = "1MiB",
-    stage_in_timeout = "3500", stage_out_timeout = "7100",
+    stage_in_timeout = "3500", stage_out_timeout = "7100", other_timeout = "240", squeue = "squeue",
 }
 -- As Slurm reads them: it counts the pool by its own reading of the same words.
 local UNITS = {
@@ -24,7 +24,7 @@ local KINDS = {
     stage_in = MOVEMENT,
     stage_out = MOVEMENT,
     create_persistent = { name = true, access = true, access_mode = true, type = true },
-    persistent = { name = true },
+    persistent = { name = true, owner = true },
     destroy_persistent = { name = true },
 }
 -- DataWarp's words for the same.
@@ -57,6 +57,19 @@ local function read_file(path)
     return text
 end
 
+-- The word that Slurm looks for, which is in its own file beside this one.
+local function keyword(folder)
+    local text = read_file(folder .. "/burst_buffer.conf") or read_file(folder .. "/burst_buffer_lua.conf") or ""
+    local found = "BB_LUA"
+    for line in text:gmatch("[^\n]+") do
+        local key, value = line:match('^%s*(%a+)%s*=%s*"?([^%s"#]+)')
+        if key and key:lower() == "directive" then
+            found = value
+        end
+    end
+    return found
+end
+
 local function settings(folder)
     local path = folder .. "/forebay_bb.conf"
     local text = read_file(path) or fail("%s cannot be read", path)
@@ -83,6 +96,7 @@ local function settings(folder)
     if found.become ~= "setpriv" and found.become ~= "sudo" then
         fail("%s: become is setpriv or sudo", path)
     end
+    found.keyword = keyword(folder)
     return found
 end
 
@@ -295,41 +309,60 @@ local function directive(line, conf)
     elseif kind == "create_persistent" then
         return { what = kind, name = checked_name(options, conf), mode = checked_access(options) }
     end
-    return { what = kind, name = checked_name(options, conf) }
+    if options.owner and not options.owner:find("^[%w_][%w._-]*$") then
+        fail("owner=%s: no user's name", options.owner)
+    end
+    return { what = kind, name = checked_name(options, conf), owner = options.owner }
+end
+
+-- What stands after `#WORD` in a line, or nil.
+local function after_word(line, word)
+    return line:sub(2, #word + 1) == word and line:sub(#word + 2) or nil
 end
 
 -- The lines for the burst buffer in a script's head, continued ones joined: what Slurm takes for
--- it, too.
-local function lines_of(script)
-    local found, continued = {}, false
+-- it, too. Slurm knows one word; the other one's lines would count for no pool.
+local function lines_of(script, conf)
+    local word, found, bytes, continued = conf.keyword, {}, 0, false
+    local other = word == "DW" and "BB_LUA" or "DW"
     for line in script:gmatch("[^\n]+") do
         if line:sub(1, 1) ~= "#" then
             break
         end
-        local text = line:match("^#BB_LUA(.*)$") or line:match("^#DW(%s.*)$")
+        local text, strange = after_word(line, word), after_word(line, other)
         if text then
             if not continued and text:find("^%S") then
-                fail("%s: a blank is missing after #BB_LUA", line)
+                fail("%s: a blank is missing after #%s", line:sub(1, MESSAGE_BYTES_MAX), word)
+            end
+            bytes = bytes + #text
+            if bytes > LINE_BYTES_MAX then
+                fail("more than %d bytes of directives: put paths into a file, and name it with list=", LINE_BYTES_MAX)
             end
             local more = text:sub(-1) == "\\"
             text = more and text:sub(1, -2) or text
             if continued then
-                found[#found] = found[#found] .. text
+                table.insert(found[#found], text)
             else
-                found[#found + 1] = text
+                found[#found + 1] = { text }
             end
             continued = more
+        elseif strange and strange:find("^%s") then
+            fail("%s: Slurm looks for #%s here (Directive= in burst_buffer.conf), not for #%s", line:sub(1, MESSAGE_BYTES_MAX),
+                word, other)
         else
             continued = false
         end
+    end
+    for at, parts in ipairs(found) do
+        found[at] = table.concat(parts)
     end
     return found
 end
 
 -- Of a script that Slurm has not put its symbols into yet: from a % on it takes \\\\ for their
 -- end, and loses lines.
-local function check_symbols(script)
-    local all = table.concat(lines_of(script), "\n")
+local function check_symbols(script, conf)
+    local all = table.concat(lines_of(script, conf), "\n")
     if all:find("%", 1, true) and all:find("\\\\", 1, true) then
         fail("% and \\\\ cannot both be in a job's directives: Slurm's symbols end at \\\\; use list=")
     end
@@ -337,12 +370,8 @@ end
 
 -- All that a script asks for.
 local function wishes(script, conf)
-    local found, bytes, capacity = {}, 0, nil
-    for _, line in ipairs(lines_of(script)) do
-        bytes = bytes + #line
-        if bytes > LINE_BYTES_MAX then
-            fail("more than %d bytes of directives: put paths into a file, and name it with list=", LINE_BYTES_MAX)
-        end
+    local found, capacity = {}, nil
+    for _, line in ipairs(lines_of(script, conf)) do
         local fine, item = pcall(directive, line, conf)
         if not fine then
             if type(item) ~= "table" then

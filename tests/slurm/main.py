@@ -15,6 +15,7 @@ import time
 from pathlib import Path
 
 import cases
+import faults
 from slurm_site import HOST, ROOT, Site
 
 from loopext4 import loop_ext4, say
@@ -65,7 +66,7 @@ def run_cases(site, names, chosen):
             continue
         begin = time.monotonic()
         try:
-            getattr(cases, name)(site)
+            (getattr(cases, name, None) or getattr(faults, name))(site)
         except (Failure, AssertionError, OSError, ValueError) as failure:
             failed.append(name)
             say(f"FAILED {name}: {failure}")
@@ -83,7 +84,8 @@ def inside(base, args):
     with loop_ext4(base, "pfs", PFS_BYTES) as pfs:
         pfs.chmod(0o755)
         # slurmctld as root, the plugin's own keyword; then a user of its own, DataWarp's.
-        for slurm_user, directive, names in (("root", None, cases.AS_ROOT), ("slurmy", "DW", cases.BY_SUDO)):
+        for slurm_user, directive, names in (("root", None, cases.AS_ROOT + faults.AS_ROOT),
+                                             ("slurmy", "DW", cases.BY_SUDO + faults.BY_SUDO)):
             site = Site(base, args.forebay, slurm_user, directive)
             if not (site.home).exists():
                 site.users()

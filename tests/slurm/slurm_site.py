@@ -20,7 +20,7 @@ from loopext4 import say
 from machine import Failure, run
 
 PLUGIN = ROOT / "integrations/slurm"
-PARTS = ("burst_buffer.lua", "forebay_directives.lua", "forebay-bb")
+PARTS = ("burst_buffer.lua", "forebay_directives.lua", "forebay_records.lua", "forebay-bb")
 HOST = "forebay-slurm"
 NODES = ("n1", "n2")
 USERS = {"alice": 47001, "bob": 47002, "slurmy": 47010}
@@ -55,7 +55,7 @@ AccountingStorageType=accounting_storage/none
 JobAcctGatherType=jobacct_gather/none
 SlurmdParameters=config_overrides
 ReturnToService=2
-KillWait=2
+KillWait=15
 CompleteWait=0
 MailProg=/bin/true
 BurstBufferType=burst_buffer/lua
@@ -165,7 +165,7 @@ class Site:
         (self.etc / "forebay_bb.conf").write_text(
             f"# of the test\nmount = {self.mount}\npfs = {self.pfs}\nburst_buffer = {self.state}\nforebay = {self.forebay}\n"
             f"become = {become}\nrecords = {self.run}/records\njobs = {self.mount}/.jobs\npersistent = {self.mount}/persistent\n"
-            f"stage_out_timeout = 60\nstage_in_timeout = 60\n", encoding="utf-8")
+            f"stage_out_timeout = 60\nstage_in_timeout = 60\nother_timeout = 40\n", encoding="utf-8")
         (self.etc / "burst_buffer.conf").write_text(
             "StageInTimeout=120\nStageOutTimeout=120\nOtherTimeout=60\n"
             + (f"Directive={self.directive}\n" if self.directive else ""), encoding="utf-8")
@@ -256,8 +256,11 @@ class Site:
     def output(self, job, user="alice"):
         return (self.home / user / f"job-{job}.out").read_text(encoding="utf-8", errors="backslashreplace")
 
+    def whole_log(self):
+        return (self.run / "slurmctld.log").read_text(encoding="utf-8", errors="backslashreplace")
+
     def log_of(self, job):
-        lines = (self.run / "slurmctld.log").read_text(encoding="utf-8", errors="backslashreplace").splitlines()
+        lines = self.whole_log().splitlines()
         return "\n".join(line for line in lines if str(job) in line or "forebay:" in line)[-6000:]
 
     # ---- the burst buffer

@@ -21,6 +21,9 @@ use crate::starter::Starter;
 /// A path that cannot be looked at within this time lies on a file system that does not answer.
 const PATH_LIMIT: Duration = Duration::from_secs(60);
 
+/// A list that is longer is none: a sparse file would be read into memory as a whole.
+const LIST_BYTES_MAX: u64 = 64 * 1024 * 1024;
+
 /// The paths of a command.
 #[derive(Args, Debug)]
 pub struct PathArgs {
@@ -28,7 +31,7 @@ pub struct PathArgs {
     /// recurse
     #[arg(value_name = "PATH", required_unless_present = "from_file")]
     pub paths: Vec<PathBuf>,
-    /// Take further paths from FILE, one per line; `-` is standard input
+    /// Take further paths from FILE, one per line, 64 MiB at most; `-` is standard input
     #[arg(long, value_name = "FILE")]
     pub from_file: Option<PathBuf>,
     /// The paths in FILE end with NUL instead of a newline, as `find -print0` writes them
@@ -90,8 +93,9 @@ impl PathArgs {
         let mut paths = self.paths.clone();
         if let Some(file) = &self.from_file {
             let bytes = match file.as_os_str() == "-" {
-                true => read_all(io::stdin().lock()).explain("standard input", "")?,
-                false => std::fs::read(file)
+                true => read_list(io::stdin().lock()).explain("standard input", "")?,
+                false => std::fs::File::open(file)
+                    .and_then(read_list)
                     .explain(file.display(), "--from-file takes a list of paths")?,
             };
             paths.extend(split_list(&bytes, if self.null { 0 } else { b'\n' }));
@@ -182,9 +186,12 @@ fn said(resolved: Resolved) -> Result<Target, Failure> {
     done
 }
 
-fn read_all(mut from: impl Read) -> io::Result<Vec<u8>> {
+fn read_list(from: impl Read) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
-    from.read_to_end(&mut bytes)?;
+    from.take(LIST_BYTES_MAX + 1).read_to_end(&mut bytes)?;
+    if bytes.len() as u64 > LIST_BYTES_MAX {
+        return Err(io::Error::from_raw_os_error(libc::EFBIG));
+    }
     Ok(bytes)
 }
 
@@ -358,6 +365,21 @@ fn full_path(path: &Path) -> io::Result<PathBuf> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn lists_have_a_limit() {
+        let folder = std::env::temp_dir().join(format!("fb-list-{}", std::process::id()));
+        std::fs::create_dir(&folder).expect("mkdir");
+        let path = folder.join("list");
+        let file = std::fs::File::create(&path).expect("create");
+        file.set_len(LIST_BYTES_MAX).expect("sparse");
+        let whole = std::fs::File::open(&path).and_then(read_list).expect("the longest list");
+        file.set_len(1 << 40).expect("sparse");
+        let error = std::fs::File::open(&path).and_then(read_list).expect_err("no list");
+        std::fs::remove_dir_all(&folder).expect("remove");
+        assert_eq!(whole.len() as u64, LIST_BYTES_MAX);
+        assert_eq!(error.raw_os_error(), Some(libc::EFBIG));
+    }
 
     #[test]
     fn lists_split_at_newline_or_nul() {
