@@ -4,6 +4,7 @@ import asyncio
 import errno
 import os
 import signal
+import threading
 import time
 
 import pytest
@@ -159,6 +160,9 @@ def test_a_path_that_hangs_does_not_hold_the_loop_up(bb, tmp_path, monkeypatch):
         assert ticks > 20
 
     monkeypatch.setattr(_command, "STATUS_LIMIT_S", 1.0)
+    # Whoever waits for the stopped one in this thread could not wake it.
+    waker = threading.Timer(20, os.kill, (pid, signal.SIGCONT))
+    waker.start()
     os.kill(pid, signal.SIGSTOP)
     try:
         began = time.monotonic()
@@ -168,6 +172,7 @@ def test_a_path_that_hangs_does_not_hold_the_loop_up(bb, tmp_path, monkeypatch):
         assert time.monotonic() - began < 10
     finally:
         os.kill(pid, signal.SIGCONT)
+        waker.cancel()
     assert asyncio.run(aio.status(path=link)).pid == pid
     assert asyncio.run(aio.status(path=bb.mount / "x/../y")).pid == pid
 
