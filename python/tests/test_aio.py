@@ -2,13 +2,16 @@
 
 import asyncio
 import errno
+import os
+import signal
+import threading
 import time
 
 import pytest
 
 import forebay
 from conftest import GROUP, LAZY, MIB, commands_left
-from forebay import aio
+from forebay import _command, aio
 
 
 def test_they_answer_as_the_others_do(start):
@@ -112,6 +115,66 @@ def test_a_cancelled_task_ends_its_command(slow, times):
 
     asyncio.run(main())
     assert slow.states(file) != {"clean"}
+
+
+def test_another_task_cancels_it(slow):
+    file = slow.write("x", 60 * MIB)
+
+    async def main():
+        movement = aio.stage_out_iter(file)
+        begun = asyncio.Event()
+
+        async def follow():
+            async for now in movement:
+                begun.set()
+
+        following = [asyncio.ensure_future(follow())]
+        await begun.wait()
+        following.append(asyncio.ensure_future(follow()))
+        # Both wait for the next line now.
+        await asyncio.sleep(0.01)
+        await asyncio.gather(movement.cancel(), movement.cancel())
+        ends = await asyncio.gather(*following, return_exceptions=True)
+        for end in (*ends, *await asyncio.gather(movement.result(), return_exceptions=True)):
+            assert isinstance(end, forebay.CancelledError), end
+            assert end.left == (str(file),) and end.exit_code == 130
+        assert not commands_left()
+
+    asyncio.run(main())
+    assert slow.states(file) != {"clean"}
+
+
+def test_a_path_that_hangs_does_not_hold_the_loop_up(bb, tmp_path, monkeypatch):
+    link = tmp_path / "link"
+    link.symlink_to(bb.mount / "not looked up yet")
+    pid = int((bb.state / "forebay.pid").read_text())
+
+    async def main():
+        ticks = 0
+        asking = asyncio.ensure_future(aio.status(path=link))
+        while not asking.done():
+            await asyncio.sleep(0.01)
+            ticks += 1
+        with pytest.raises(forebay.TimedOutError):
+            await asking
+        assert ticks > 20
+
+    monkeypatch.setattr(_command, "STATUS_LIMIT_S", 1.0)
+    # Whoever waits for the stopped one in this thread could not wake it.
+    waker = threading.Timer(20, os.kill, (pid, signal.SIGCONT))
+    waker.start()
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        began = time.monotonic()
+        asyncio.run(main())
+        # By its name alone, it asks the file system nothing.
+        assert str(bb.state) in _command.status_words(None, bb.mount / "nor this", None)
+        assert time.monotonic() - began < 10
+    finally:
+        os.kill(pid, signal.SIGCONT)
+        waker.cancel()
+    assert asyncio.run(aio.status(path=link)).pid == pid
+    assert asyncio.run(aio.status(path=bb.mount / "x/../y")).pid == pid
 
 
 def test_out_of_time(slow):

@@ -60,6 +60,29 @@ def test_each_exit_code_is_an_exception():
         assert (str(again), again.left, again.failures) == (str(error), error.left, error.failures)
 
 
+def test_the_lines_decide_where_the_exit_code_says_nothing():
+    failure = {"path": "/bb/x", "errno": "EINVAL", "error": "no version"}
+    for code in (0, _command.LOST_CODE):
+        assert _ended(code) is None and _ended(code, outcome="queued") is None
+        failed = _ended(code, failures=[failure], files_failed=1)
+        assert type(failed) is forebay.PathsError and (failed.errno, failed.exit_code) == (errno.EINVAL, 3)
+        assert type(_ended(code, files_failed=2)) is forebay.PathsError
+        damaged = {**failure, "errno": "EBADMSG"}
+        assert type(_ended(code, failures=[damaged], files_failed=1)) is forebay.VerificationError
+        assert type(_ended(code, outcome="timed-out")) is forebay.TimedOutError
+        assert type(_ended(code, outcome="interrupted")) is forebay.CancelledError
+        assert type(_ended(code, outcome="cancelled")) is forebay.CancelledError
+        # It has no last line: it was killed, or is another program.
+        assert _command.Answers("stage-out").error(code, b"").errno == errno.EIO
+        where = _command.Answers("where")
+        assert where.error(code, b"") is None
+        where.file(json.dumps({"failure": failure}).encode())
+        assert type(where.error(code, b"")) is forebay.PathsError
+    assert "code is lost" in str(_command.Answers("where").error(_command.LOST_CODE, b"panicked"))
+    # The other way round: what looked complete was not.
+    assert "exit code 101" in str(_ended(101)) and "signal 11" in str(_ended(-11))
+
+
 def test_a_command_that_gives_no_answer_is_an_error_with_its_words():
     answers = _command.Answers("stage-out")
     error = answers.error(1, b"forebay: unexpected argument '--json-lines' found; see --help\n")

@@ -1,8 +1,10 @@
 """Movements: to the end, with progress, in part, out of time, interrupted."""
 
+import asyncio
 import errno
 import os
 import pickle
+import resource
 import signal
 import subprocess
 import sys
@@ -12,6 +14,7 @@ import pytest
 
 import forebay
 from conftest import GROUP, LAZY, MIB, commands_left, wait_until
+from forebay import aio
 
 
 def test_out_away_in_and_to_memory(bb):
@@ -183,6 +186,56 @@ def test_ctrl_c_in_the_midst_of_a_wait(slow, group):
 def _commands_of(file):
     asked = subprocess.run(["pgrep", "-f", "forebay stage-out"], capture_output=True, text=True, timeout=10)
     return asked.stdout.split()
+
+
+@pytest.fixture
+def deaf():
+    """A program that ignores SIGCHLD, as some batch systems leave it: exit codes are lost."""
+    before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    yield
+    signal.signal(signal.SIGCHLD, before)
+
+
+def test_a_failure_is_one_where_the_exit_code_is_lost(bb, deaf):
+    file = bb.write("d/x")
+    for ask in (forebay.commit, lambda path: asyncio.run(aio.commit(path))):
+        with pytest.raises(forebay.PathsError) as caught:
+            ask(bb.mount / "d")
+        assert caught.value.errno == errno.EINVAL and caught.value.filename == str(bb.mount / "d")
+    with pytest.raises(forebay.PathsError):
+        forebay.where([file, bb.mount / "gone"])
+    assert forebay.where(file)[0].path == str(file) and forebay.status(bb.state).raw["files"] == 1
+    assert forebay.stage_out(file).files_done == 1
+    assert asyncio.run(aio.release(file)).files_done == 1
+
+
+def test_a_command_that_is_killed_is_no_success(slow, deaf):
+    file = slow.write("x", 40 * MIB)
+    with forebay.stage_out_iter(file) as movement:
+        next(movement)
+        os.kill(movement._process._child.pid, signal.SIGKILL)
+        with pytest.raises(forebay.ForebayError, match="exit code is lost"):
+            movement.result()
+
+
+def test_a_program_with_many_open_files(slow):
+    file = slow.write("x", 40 * MIB)
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (4096, max(4096, before[1])))
+    held = [os.open("/dev/null", os.O_RDONLY) for _ in range(1100)]
+    try:
+        with forebay.stage_out_iter(file) as movement:
+            next(movement)
+            assert movement._process._stdout.fileno() >= 1024
+            movement.cancel()
+            with pytest.raises(forebay.CancelledError) as caught:
+                movement.result()
+        assert caught.value.left == (str(file),) and caught.value.exit_code == 130
+    finally:
+        for one in held:
+            os.close(one)
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+    assert not commands_left()
 
 
 def test_a_burst_buffer_that_dies_meanwhile(slow):

@@ -220,6 +220,91 @@ def test_ranks_write_one_version(start, tmp_path):
     assert sorted(os.listdir(bb.pfs / "run/ckpt-7")) == [".metadata", "__0_0.distcp", "__1_0.distcp"]
 
 
+LATE = """
+import os, sys, torch, torch.distributed as dist, torch.distributed.checkpoint as dcp, torch.multiprocessing as mp
+from forebay import NotInstalledError
+from forebay.torch import ForebayWriter, is_complete
+
+def run(rank, folder, meeting):
+    dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=2)
+    state = {f"rank{rank}": torch.full((1000,), float(rank))}
+    writer = ForebayWriter(f"{folder}/ckpt-1", durability="memory")
+    finish, program = writer.finish, os.environ["FOREBAY_BIN"]
+
+    def break_order(metadata, results):
+        # Only the coordinator gives the order.
+        os.environ["FOREBAY_BIN"] = "/nowhere/forebay"
+        finish(metadata, results)
+
+    writer.finish = break_order
+    dcp.save(state, storage_writer=writer)
+    writer.finish = finish
+    try:
+        dcp.save(state, checkpoint_id=f"{folder}/ckpt-2", storage_writer=writer)
+    except dcp.api.CheckpointException as error:
+        assert isinstance(error.failures[0][0], NotInstalledError), error
+    else:
+        raise AssertionError("nobody has told of the order that failed")
+    os.environ["FOREBAY_BIN"] = program
+    assert not os.path.exists(f"{folder}/ckpt-2/.metadata")
+    dcp.save(state, checkpoint_id=f"{folder}/ckpt-2", storage_writer=writer)
+    writer.wait()
+    assert is_complete(f"{folder}/ckpt-1") and is_complete(f"{folder}/ckpt-2")
+    dist.destroy_process_group()
+
+if __name__ == "__main__":
+    mp.spawn(run, args=tuple(sys.argv[1:]), nprocs=2)
+"""
+
+
+def test_what_went_wrong_in_the_background_all_ranks_hear_of(start, tmp_path):
+    bb = start(LAZY + GROUP)
+    (bb.mount / "run").mkdir()
+    program = tmp_path / "late.py"
+    program.write_text(LATE)
+    done = subprocess.run(
+        [sys.executable, program, bb.mount / "run", tmp_path / "meeting"], capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    assert "no order to publish it was given" in done.stderr and "ckpt-1" in done.stderr
+
+
+def test_a_save_removes_nothing_but_a_checkpoint(start, tmp_path):
+    bb = start(LAZY + GROUP)
+    version = bb.write("run/ckpt-1/__0_0.distcp").parent
+    own = bb.write("run/ckpt-1/rng.pt")
+    with pytest.raises(CheckpointException) as caught:
+        _save(version, 1)
+    assert isinstance(caught.value.failures[0][0], forebay.PathsError) and "rng.pt" in str(caught.value)
+    assert sorted(os.listdir(version)) == ["__0_0.distcp", "rng.pt"]
+    own.unlink()
+    _save(version, 1)
+    # The folder of all versions instead of one of them.
+    for given in ({}, {"overwrite": True}):
+        with pytest.raises(CheckpointException, match="group"):
+            _save(bb.mount / "run", 2, **given)
+    assert os.listdir(bb.mount / "run") == ["ckpt-1"] and is_complete(version)
+    for given in ({}, {"group": False}):
+        with pytest.raises(CheckpointException, match="not below the mount"):
+            _save(tmp_path / "outside", 1, **given)
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_version_that_is_lost_in_part_is_saved_again(start, caplog):
+    bb = start(LAZY + GROUP)
+    (bb.mount / "run").mkdir()
+    version = bb.mount / "run/ckpt-7"
+    _save(version, 7, durability="pfs")
+    (version / "__0_0.distcp").unlink()
+    assert latest(bb.mount / "run") is None and str(version) in caplog.text
+    _save(version, 7, durability="pfs")
+    _assert_holds(version, 7)
+    # Nor does an index that cannot be understood hide an older version.
+    _save(bb.mount / "run/ckpt-8", 8)
+    (bb.mount / "run/ckpt-8/.metadata").write_bytes(b"\x80\x04\x8c\x07nowhere\x8c\x01x\x93.")
+    assert latest(bb.mount / "run") == str(version)
+
+
 def test_an_asynchronous_save(start):
     bb = start(LAZY + GROUP)
     (bb.mount / "run").mkdir()

@@ -26,8 +26,10 @@ use crate::{out, usage};
         "buffer and on the PFS, `pfs` only there. `dirty` with the tier `pfs`: no tier had room, so the\n",
         "data is on the PFS, but hidden, until it gets its name there after the file's close.\n\n",
         "JSON: a list of {\"path\", \"tiers\", \"state\", \"size_bytes\", \"application\", \"version\",\n",
-        "\"crc32c\", \"error\", \"unpublished\"}. A path that is not UTF-8 has U+FFFD in place of the odd bytes, and a\n",
-        "further field \"path_base16\" with the exact ones.\n\n",
+        "\"crc32c\", \"error\", \"unpublished\"}. Further fields where they say something: \"durability\" (what fsync\n",
+        "promises of a file in the burst buffer), \"stale_tiers\" (tiers with a copy of what the file was before\n",
+        "it was written, or renamed, last; \"tiers\" leaves them out), and \"path_base16\" of a path that is not\n",
+        "UTF-8, which has U+FFFD in place of the odd bytes in \"path\".\n\n",
         "Examples:\n  forebay where /bb/run7\n  forebay where --json /scratch/run7/ckpt-000120\n",
         "  find /bb -name '*.h5' -print0 | forebay where -0 --from-file -\n\n",
         "Exit codes: 0 all found, also where there is no regular file (an empty directory, a FIFO, a link\n",
@@ -184,6 +186,12 @@ fn to_json(mount: &Path, file: &WhereEntry) -> Value {
     );
     object.insert("error".into(), json!(file.error));
     object.insert("unpublished".into(), json!(file.unpublished));
+    if let Some(durability) = &file.durability {
+        object.insert("durability".into(), json!(durability));
+    }
+    if !file.stale_tiers.is_empty() {
+        object.insert("stale_tiers".into(), json!(file.stale_tiers));
+    }
     Value::Object(object)
 }
 
@@ -228,6 +236,9 @@ fn notes(file: &WhereEntry) -> String {
     if file.unpublished {
         notes.push("in a version that is not published".into());
     }
+    if !file.stale_tiers.is_empty() {
+        notes.push(format!("stale copy: {}", file.stale_tiers.join(", ")));
+    }
     if let Some(error) = &file.error {
         notes.push(format!("not demoted: {error}"));
     }
@@ -249,7 +260,24 @@ mod tests {
             crc32c: Some(0xab),
             error: None,
             unpublished: false,
+            durability: None,
+            stale_tiers: Vec::new(),
         }
+    }
+
+    #[test]
+    fn a_copy_of_what_a_file_was_is_stale() {
+        let file = WhereEntry {
+            durability: Some("replica".into()),
+            stale_tiers: vec!["server-2:ssd".into()],
+            ..file()
+        };
+        let value = to_json(Path::new("/bb"), &file);
+        assert_eq!(value["durability"], "replica");
+        assert_eq!(value["stale_tiers"], json!(["server-2:ssd"]));
+        assert_eq!(value["tiers"], json!(["dram", "pfs"]));
+        let table = render(Path::new("/bb"), &[file], true);
+        assert!(table.contains("stale copy: server-2:ssd"), "{table}");
     }
 
     #[test]

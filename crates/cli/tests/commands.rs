@@ -80,6 +80,8 @@ fn entry(path: &[u8]) -> WhereEntry {
         crc32c: None,
         error: None,
         unpublished: false,
+        durability: None,
+        stale_tiers: Vec::new(),
     }
 }
 

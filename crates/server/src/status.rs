@@ -4,7 +4,7 @@ use std::collections::HashSet;
 use std::os::unix::ffi::OsStrExt;
 use std::sync::atomic::Ordering;
 
-use forebay_namespace::on_pfs;
+use forebay_namespace::{Residency, on_pfs};
 use forebay_policy::plan::DrainPolicy;
 use forebay_policy::throttle::DemotionPace;
 use forebay_types::{Errno, TierId, limits};
@@ -312,6 +312,8 @@ impl Rooms {
             crc32c: None,
             error: None,
             unpublished: self.base.ns().version_of(&visited.dir).is_some(),
+            durability: None,
+            stale_tiers: Vec::new(),
         };
         let Some(file) = &visited.file else {
             entry.tiers.push("pfs".into());
@@ -332,26 +334,14 @@ impl Rooms {
             entry.application = application;
             entry.version = version;
         }
+        entry.durability = Some(self.catalog.durability_of_file(file).to_string());
         let attr = self
             .files
             .live_attr(file.attr(), Some(file))
             .unwrap_or_else(|_| file.attr());
         let state = file.lock();
         let residency = &state.residency;
-        let name = |id| {
-            self.buffer
-                .tiers()
-                .get(id)
-                .map(|slot| slot.tier.name().to_string())
-        };
-        entry.tiers.extend(name(residency.tier));
-        entry
-            .tiers
-            .extend(residency.shadow.and_then(|(tier, _)| name(tier)));
-        if residency.clean {
-            entry.tiers.push("pfs".into());
-        }
-        entry.tiers.dedup();
+        (entry.tiers, entry.stale_tiers) = self.tiers_of(residency);
         entry.size_bytes = attr.size;
         entry.state = match (residency.clean, state.demoting) {
             (true, _) => "clean",
@@ -364,6 +354,30 @@ impl Rooms {
         drop(state);
         entry.crc32c = crc.filter(|_| sight.may_read(file.ino, &attr));
         entry
+    }
+
+    /// Names of the tiers that hold a file, and of those with a copy of what it was.
+    fn tiers_of(&self, residency: &Residency) -> (Vec<String>, Vec<String>) {
+        let name = |id| {
+            self.buffer
+                .tiers()
+                .get(id)
+                .map(|slot| slot.tier.name().to_string())
+        };
+        let mut tiers = Vec::from_iter(name(residency.tier));
+        let mut stale_tiers = Vec::new();
+        if let Some((tier, copied)) = residency.shadow {
+            // Who counts copies must not count on one that lacks what was written since.
+            match copied == residency.generation {
+                true => tiers.extend(name(tier)),
+                false => stale_tiers.extend(name(tier)),
+            }
+        }
+        if residency.clean {
+            tiers.push("pfs".into());
+        }
+        tiers.dedup();
+        (tiers, stale_tiers)
     }
 }
 

@@ -6,6 +6,8 @@ mod common;
 mod placing;
 #[path = "replica/restarts.rs"]
 mod restarts;
+#[path = "replica/stale.rs"]
+mod stale;
 
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};

@@ -266,6 +266,10 @@ pub struct WhereEntry {
     pub error: Option<String>,
     /// It belongs to a version that the PFS does not show yet.
     pub unpublished: bool,
+    /// What fsync promises of it; `None` for a file that is only on the PFS.
+    pub durability: Option<String>,
+    /// Names of the tiers with a copy of what it was, which `tiers` leaves out.
+    pub stale_tiers: Vec<String>,
 }
 
 /// What was found out about objects at rest on flash.

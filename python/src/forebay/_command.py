@@ -26,6 +26,10 @@ Paths = Union[PathLike, Iterable[PathLike]]
 STATUS_LIMIT_S = 60.0
 """A status that has not come by then does not come: the command's own limits are shorter."""
 
+LOST_CODE = 255
+"""The exit code of a command that somebody else has waited for, or nobody, as where SIGCHLD is
+ignored: asyncio's own word for it. The command itself has no such code."""
+
 STOP_LIMIT_S = 15.0
 """A command that was told to stop gives its jobs ten seconds to say what is left."""
 
@@ -106,7 +110,7 @@ def status_words(state: Optional[PathLike], path: Optional[PathLike], config: Op
         raise ValueError("status takes one of state, path and config")
     argv = [program(), "status", "--json-lines"]
     if path is not None:
-        state = state_of(path)
+        state = _state_by_name(path) or state_of(path)
     if state is not None:
         argv += ["--state", os.fsdecode(state)]
     if config is not None:
@@ -117,7 +121,23 @@ def status_words(state: Optional[PathLike], path: Optional[PathLike], config: Op
 def state_of(path: PathLike) -> bytes:
     """The state folder of the burst buffer that a path below its mount lies in."""
     given = os.fsencode(path)
-    full = os.path.realpath(given)
+    state = _state_at(os.path.realpath(given))
+    if state is None:
+        why = "not below the mount of a burst buffer"
+        raise PathsError(numbers.EXDEV, why, failures=(Failure(os.fsdecode(given), numbers.EXDEV, why),))
+    return state
+
+
+def _state_by_name(path: PathLike) -> Optional[bytes]:
+    """The same by the name alone, which no file system can hold up. None where it takes a look."""
+    given = os.fsencode(path)
+    if b".." in given.split(b"/"):
+        return None
+    return _state_at(os.path.abspath(given))
+
+
+def _state_at(full: bytes) -> Optional[bytes]:
+    """The state folder of what is mounted over a path; None if that is no burst buffer."""
     best = (b"", b"", b"")
     with open("/proc/self/mountinfo", "rb") as table:
         for line in table:
@@ -126,10 +146,7 @@ def state_of(path: PathLike) -> bytes:
             inside = full == point or full.startswith(point.rstrip(b"/") + b"/")
             if inside and len(point) >= len(best[0]):
                 best = (point, kind, _unescape(source))
-    if best[1] != b"fuse.forebay":
-        why = "not below the mount of a burst buffer"
-        raise PathsError(numbers.EXDEV, why, failures=(Failure(os.fsdecode(given), numbers.EXDEV, why),))
-    return best[2]
+    return best[2] if best[1] == b"fuse.forebay" else None
 
 
 def _unescape(field: bytes) -> bytes:
@@ -186,12 +203,20 @@ class Answers:
         return None
 
     def error(self, code: int, stderr: bytes) -> Optional[ForebayError]:
-        """The exception that a command's end means; None if it is complete."""
-        if code == 0:
-            return None
+        """The exception that a command's end means; None if it is complete. Its lines and its exit
+        code both have to say so: a code that is lost looks like that of a success to Popen."""
         if self._fatal is not None:
             return _of_fatal(self._fatal, code)
-        if self.result is None and not self.failures:
+        said = self._said_code()
+        if said is None:
+            # `where` has no last line.
+            is_silent = code == 0 or (code == LOST_CODE and not stderr.strip())
+            return None if is_silent and self.verb == "where" else _unexplained(self.verb, code, stderr)
+        if code in (0, LOST_CODE):
+            code = said
+        if code == 0:
+            return None
+        if said == 0:
             return _unexplained(self.verb, code, stderr)
         kind, errno, message = self._of_code(code)
         return kind(
@@ -202,6 +227,18 @@ class Answers:
             left=self.result.left if self.result else (),
             result=self.result,
         )
+
+    def _said_code(self) -> Optional[int]:
+        """The exit code that the lines mean; None where they say nothing."""
+        outcome = self.result.outcome if self.result else None
+        by_outcome = {"timed-out": 4, "interrupted": 130, "cancelled": 3}
+        if outcome in by_outcome:
+            return by_outcome[outcome]
+        if any(one.errno == numbers.EBADMSG for one in self.failures):
+            return 5
+        if self.failures or (self.result and self.result.files_failed):
+            return 3
+        return 0 if self.result else None
 
     def _of_code(self, code: int) -> tuple[type[ForebayError], int, str]:
         left = len(self.result.left) if self.result else 0
@@ -214,10 +251,11 @@ class Answers:
         if self.result is not None and self.result.outcome == "cancelled":
             return CancelledError, numbers.ECANCELED, f"{self.verb} was ended by somebody else, or a stop"
         count = max(len(self.failures), self.result.files_failed if self.result else 0)
-        if all(one.errno == numbers.ENOTCONN for one in self.failures):
+        errno = self.failures[0].errno if self.failures else numbers.EIO
+        if self.failures and all(one.errno == numbers.ENOTCONN for one in self.failures):
             return NotRunningError, numbers.ENOTCONN, f"{self.verb}: no burst buffer answers"
         what = "1 path" if count == 1 else f"{count} paths"
-        return PathsError, self.failures[0].errno, f"{self.verb}: {what} failed"
+        return PathsError, errno, f"{self.verb}: {what} failed"
 
 
 def _of_fatal(
@@ -234,6 +272,8 @@ def _of_fatal(
 def _unexplained(verb: str, code: int, stderr: bytes) -> ForebayError:
     """A command that gave no answer: wrong usage, as of an older program, or a signal."""
     ended = f"was ended by signal {-code}" if code < 0 else f"ended with exit code {code}"
+    if code == LOST_CODE:
+        ended = "ended, and its exit code is lost: SIGCHLD is ignored, or somebody else waits for processes"
     return ForebayError(numbers.EIO, f"{_message(stderr, verb)} ({ended})", exit_code=code)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import select
 import signal
 import subprocess
@@ -54,7 +55,7 @@ class Process:
         return line
 
     def _ended(self) -> None:
-        code = self._child.wait()
+        code = _code_of(self._child)
         self._stderr.seek(0)
         self.said = self._stderr.read()
         self._stderr.close()
@@ -69,7 +70,10 @@ class Process:
             self._child.send_signal(signal.SIGINT)
             deadline = time.monotonic() + _command.STOP_LIMIT_S
             # A pipe that nobody reads would hold the command up.
-            while select.select([self._stdout], [], [], max(0.0, deadline - time.monotonic()))[0]:
+            # `select` takes no descriptor from 1024 on.
+            ready = select.poll()
+            ready.register(self._stdout, select.POLLIN)
+            while ready.poll(max(0.0, deadline - time.monotonic()) * 1000):
                 piece = self._stdout.read(_PIECE_BYTES)
                 if not piece:
                     break
@@ -89,6 +93,18 @@ class Process:
             self._child.send_signal(signal.SIGINT)
             self._stdout.close()
             self._stderr.close()
+
+
+def _code_of(child: subprocess.Popen[bytes]) -> int:
+    """Waits for a process. Its exit code, which Popen takes for 0 where it is lost."""
+    is_lost = False
+    if child.returncode is None:
+        try:
+            os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+        except ChildProcessError:
+            is_lost = True
+    code = child.wait()
+    return _command.LOST_CODE if is_lost else code
 
 
 class Movement(Iterator[Progress]):

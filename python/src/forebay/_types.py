@@ -31,6 +31,10 @@ class Location:
     """Why its last copy to the PFS failed."""
     unpublished: bool
     """It belongs to a version that the PFS does not show yet."""
+    durability: Optional[str] = None
+    """What fsync promises of it: memory, ssd, replica or pfs; None for a file that is only on the PFS."""
+    stale_tiers: tuple[str, ...] = ()
+    """Tiers with an older copy of it, which `tiers` does not name."""
 
     @property
     def on_pfs(self) -> bool:
@@ -196,6 +200,8 @@ def location_of(value: Mapping[str, Any]) -> Location:
         crc32c=value["crc32c"],
         error=value["error"],
         unpublished=value["unpublished"],
+        durability=value.get("durability"),
+        stale_tiers=tuple(value.get("stale_tiers", ())),
     )
 
 

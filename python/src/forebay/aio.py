@@ -10,9 +10,10 @@ import asyncio
 import errno as _numbers
 import signal
 import subprocess
+import threading
 from collections.abc import AsyncIterator, Callable
 from types import TracebackType
-from typing import IO, Optional
+from typing import IO, Any, Optional
 
 from . import _command
 from . import set_application as _set_application
@@ -55,9 +56,12 @@ class _Process:
         self.code: Optional[int] = None
         self.said = b""
         self._kept: list[bytes] = []
+        self._reading: Optional[asyncio.Lock] = None
 
     async def start(self) -> None:
         """Once, before anything else."""
+        # One task at a time reads the pipe, also where another one stops the command.
+        self._reading = asyncio.Lock()
         self._stderr = _command.scratch("forebay-errors")
         stdin = _command.as_input(self._paths) if self._paths is not None else None
         starting = asyncio.ensure_future(
@@ -87,21 +91,29 @@ class _Process:
 
     async def line(self) -> bytes:
         """The next line; empty at the end, when the process has ended, too."""
-        if self._kept:
-            return self._kept.pop(0)
-        if self.code is not None:
-            return b""
+        assert self._reading is not None
+        async with self._reading:
+            if self._kept:
+                return self._kept.pop(0)
+            if self.code is not None:
+                return b""
+            line = await self._read_line()
+            if not line:
+                await self._ended()
+            return line
+
+    async def _read_line(self) -> bytes:
         assert self._child is not None and self._child.stdout is not None
         line = await self._child.stdout.readline()
-        if not line:
-            await self._ended()
-        return line
+        # Half a line is the last word of a command that was killed.
+        return line if line.endswith(b"\n") else b""
 
     async def all(self) -> bytes:
         """All that comes until the end."""
-        assert self._child is not None and self._child.stdout is not None
-        output = await self._child.stdout.read()
-        await self._ended()
+        assert self._child is not None and self._child.stdout is not None and self._reading is not None
+        async with self._reading:
+            output = await self._child.stdout.read()
+            await self._ended()
         return output
 
     async def _ended(self) -> None:
@@ -129,14 +141,18 @@ class _Process:
             raise
 
     async def _stopped(self) -> None:
-        assert self._child is not None and self._child.stdout is not None
         try:
-            rest = await asyncio.wait_for(self._child.stdout.read(), _command.STOP_LIMIT_S)
+            await asyncio.wait_for(self._keep_rest(), _command.STOP_LIMIT_S)
         except asyncio.TimeoutError:
             self._signal(signal.SIGKILL)
-            rest = await self._child.stdout.read()
-        self._kept += rest.splitlines()
+            await self._keep_rest()
         await self._ended()
+
+    async def _keep_rest(self) -> None:
+        assert self._reading is not None
+        async with self._reading:
+            while line := await self._read_line():
+                self._kept.append(line)
 
     def _signal(self, number: int) -> None:
         assert self._child is not None
@@ -217,16 +233,47 @@ async def status(
     state: Optional[PathLike] = None, *, path: Optional[PathLike] = None, config: Optional[PathLike] = None
 ) -> Status:
     """`forebay.status`."""
-    process = _Process(_command.status_words(state, path, config), None)
-    await process.start()
+    loop = asyncio.get_running_loop()
+    end = loop.time() + _command.STATUS_LIMIT_S
     try:
-        output = await asyncio.wait_for(process.all(), _command.STATUS_LIMIT_S)
+        # Links in a path are looked up, which a file system may hold up.
+        looking = _in_thread(_command.status_words, state, path, config)
+        words = await asyncio.wait_for(looking, _command.STATUS_LIMIT_S)
+        process = _Process(words, None)
+        await process.start()
+        try:
+            output = await asyncio.wait_for(process.all(), end - loop.time())
+        finally:
+            await process.stop()
     except asyncio.TimeoutError as error:
         raise TimedOutError(_numbers.ETIMEDOUT, "status: no answer came") from error
-    finally:
-        await process.stop()
     assert process.code is not None
     return _command.status_from(process.code, output, process.said)
+
+
+def _in_thread(function: Callable[..., Any], *arguments: Any) -> asyncio.Future[Any]:
+    """Calls a function in a thread that nobody waits for at the end of the program or the loop, as
+    they do for threads of an executor."""
+    loop = asyncio.get_running_loop()
+    answer: asyncio.Future[Any] = loop.create_future()
+
+    def tell(take: Callable[[Any], None], value: Any) -> None:
+        if not answer.done():
+            take(value)
+
+    def run() -> None:
+        try:
+            told = (answer.set_result, function(*arguments))
+        except BaseException as error:
+            told = (answer.set_exception, error)
+        try:
+            loop.call_soon_threadsafe(tell, *told)
+        except RuntimeError:
+            # The loop is closed: nobody waits any more.
+            pass
+
+    threading.Thread(target=run, name="forebay-path", daemon=True).start()
+    return answer
 
 
 async def where(paths: Paths) -> list[Location]:
