@@ -172,6 +172,7 @@ def look_at_page(buffer):
 def look_with_prometheus(buffer, base):
     """A real one scrapes it, takes the alerts, and answers every query of the dashboard."""
     run(["promtool", "check", "rules", ALERTS], timeout_s=PATIENCE_S)
+    run(["promtool", "test", "rules", Path(__file__).with_name("alerts.yml")], timeout_s=PATIENCE_S)
     port = free_port()
     config = base / "prometheus.yml"
     config.write_text(f'''global:

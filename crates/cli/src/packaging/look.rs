@@ -18,8 +18,15 @@ use crate::state::{self, Holder};
 
 /// Prints a line for each burst buffer that is in the way; partial if there is one.
 pub fn undrained(config: &Path, states: &Path) -> Result<Exit, Failure> {
+    let table = mount_table()?;
+    let mounted = table.iter().filter(|entry| entry.is_forebay());
+    let mounted: Vec<PathBuf> = mounted.map(|entry| entry.source.clone()).collect();
+    look(config, states, mounted)
+}
+
+fn look(config: &Path, states: &Path, mounted: Vec<PathBuf>) -> Result<Exit, Failure> {
     let mut lines = String::new();
-    for folder in candidates(config, states)? {
+    for folder in candidates(config, states, mounted)? {
         if let Some(line) = look_at(&folder)? {
             let _ = writeln!(lines, "{line}");
         }
@@ -33,7 +40,11 @@ pub fn undrained(config: &Path, states: &Path) -> Result<Exit, Failure> {
 
 /// State folders: those that configuration files name, those where packages keep them, those of
 /// what is mounted.
-fn candidates(config: &Path, states: &Path) -> Result<BTreeSet<PathBuf>, Failure> {
+fn candidates(
+    config: &Path,
+    states: &Path,
+    mounted: Vec<PathBuf>,
+) -> Result<BTreeSet<PathBuf>, Failure> {
     let mut named = Vec::new();
     for file in below(config)? {
         if file.extension().is_some_and(|end| end == "toml") {
@@ -42,13 +53,7 @@ fn candidates(config: &Path, states: &Path) -> Result<BTreeSet<PathBuf>, Failure
     }
     named.push(states.to_path_buf());
     named.extend(below(states)?);
-    let table = mount_table()?;
-    named.extend(
-        table
-            .iter()
-            .filter(|e| e.is_forebay())
-            .map(|e| e.source.clone()),
-    );
+    named.extend(mounted);
     // What is not there, or is no folder, has nothing.
     let there = named
         .into_iter()
@@ -200,7 +205,7 @@ mod tests {
     fn only_what_was_drained_is_out_of_the_way() {
         let place = tempfile::tempdir().expect("tempdir");
         let (config, states) = (place.path().join("etc"), place.path().join("lib"));
-        let found = || match undrained(&config, &states) {
+        let found = || match look(&config, &states, Vec::new()) {
             Ok(exit) => exit,
             Err(failure) => panic!("{failure:?}"),
         };
