@@ -1,5 +1,5 @@
-//! Tells systemd how the service is (`Type=notify`): what waits for the mount starts when it serves,
-//! and a stop has time as long as it moves something.
+//! Tells systemd how the service is (`Type=notify`): what waits for the mount starts when it
+//! serves, and a stop has time as long as it moves something.
 
 use std::ffi::OsStr;
 use std::io;
