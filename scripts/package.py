@@ -3,6 +3,7 @@
 examples, papers and licences. The archive is the same tree for /usr/local.
 
 The version is that of Cargo.toml. Where HEAD is not tagged `v<version>` it is one before that, with the commit's date and name.
+MAINTAINER='Name <address>' in the environment is who answers for the package; a release needs it.
 """
 
 import argparse
@@ -23,7 +24,9 @@ PACKAGING = ROOT / "packaging"
 PAPERS = ("README.md", "CHANGELOG.md", "docs/operations.md", "docs/semantics.md", "docs/metrics.md", "docs/design.md", "docs/glossary.md")
 INTEGRATIONS = ("slurm", "prometheus", "grafana")
 SCRIPTS = ("preinst", "postinst", "prerm", "postrm")
-MAINTAINER = "The Forebay developers <forebay@localhost>"
+# Nobody is asked there: for packages that stay with who made them.
+NOBODY = "The Forebay developers <forebay@localhost>"
+MAINTAINER = re.compile(r"[^<>\n]+ <[^<>@\s]+@[^<>@\s]+>")
 HELPERS = ("mount.forebay", "mount.fuse.forebay")
 GLIBC = re.compile(rb"GLIBC_2\.(\d+)\0")
 
@@ -37,6 +40,17 @@ def deb_version(version):
         return version
     when, commit = release.git("log", "-1", "--format=%cd %h", "--date=format:%Y%m%d%H%M", "--abbrev=10").split()
     return f"{version}~git{when}.{commit}{changed}"
+
+
+def maintainer_of(version, given):
+    """Who answers for this version. A release goes to strangers: it has an address that somebody reads."""
+    if given:
+        if not MAINTAINER.fullmatch(given):
+            raise Failure(f"MAINTAINER is '{given}', and not as 'Name <name@example.org>'")
+        return given
+    if "~git" not in version:
+        raise Failure(f"{version} is a release: say who answers for it, MAINTAINER='Name <name@example.org>'")
+    return NOBODY
 
 
 def put(source, target, mode=0o644):
@@ -118,13 +132,13 @@ def copyright_text():
         " LICENSES-THIRD-PARTY.txt.gz.", ""))
 
 
-def control_text(usr, version, binary):
+def control_text(usr, version, binary, maintainer):
     oldest = max(int(minor) for minor in GLIBC.findall(binary.read_bytes()))
     size_kib = sum(path.lstat().st_size for path in usr.rglob("*")) // 1024
     return f"""Package: forebay
 Version: {version}
 Architecture: amd64
-Maintainer: {MAINTAINER}
+Maintainer: {maintainer}
 Installed-Size: {size_kib}
 Depends: libc6 (>= 2.{oldest}), libgcc-s1
 Recommends: fuse3
@@ -137,12 +151,12 @@ Description: burst buffer: a fast file system in front of a slow one
 """
 
 
-def pack_deb(dist, work, version, binary):
+def pack_deb(dist, work, version, binary, maintainer):
     root = work / "deb"
     usr = root / "usr"
     write(usr / "share/doc/forebay/copyright", copyright_text())
     control = root / "DEBIAN"
-    write(control / "control", control_text(usr, version, usr / "bin/forebay"))
+    write(control / "control", control_text(usr, version, usr / "bin/forebay", maintainer))
     on_disk = run([binary, "packaging", "on-disk"]).stdout.strip()
     for script in SCRIPTS:
         text = (PACKAGING / "debian" / script).read_text(encoding="utf-8")
@@ -176,6 +190,7 @@ def make(dist, binary, version=None):
     cargo = release.metadata()
     own, _ = release.version_of(cargo)
     version = version or deb_version(own)
+    maintainer = maintainer_of(version, os.environ.get("MAINTAINER"))
     binary = binary or release.build(own)
     third_party, _ = release.licences([package for package in release.contained(cargo) if not release.is_ours(package)])
     work = dist / "work"
@@ -184,7 +199,7 @@ def make(dist, binary, version=None):
     try:
         fill(work / "deb/usr", binary, own, third_party)
         archive = pack_tar(dist, work, version)
-        return pack_deb(dist, work, version, binary), archive
+        return pack_deb(dist, work, version, binary, maintainer), archive
     finally:
         shutil.rmtree(work, ignore_errors=True)
 

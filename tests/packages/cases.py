@@ -229,7 +229,11 @@ def kept_over_a_purge(there):
     assert there.run("mountpoint", "/bb", check=False).returncode, "/bb is still mounted"
     there.sh("test ! -e /usr/bin/forebay -a ! -e /etc/systemd/system/multi-user.target.wants/forebay@bb.service")
     equal(there.sh("find /scratch -type f -printf '%f '").stdout.split(), ["drained"], "files on the PFS")
+    said = install(there, "3.0", check=False)
+    assert said.returncode, "a version of another form was installed"
+    contains(said.stderr, f"{STATE}: stopped;")
     install(there, "2.0")
+    there.sh("test ! -e /var/lib/forebay/kept-on-disk")
     there.run("systemctl", "start", UNIT)
     whole(there)
     assert undrained(there) > 6 << 20, "drained"

@@ -35,7 +35,13 @@ def skip(why):
 
 def packages(base, binary):
     """Version 1.0 as it is made; the same program as 2.0, and as 3.0, which says that it keeps its state in another form."""
-    run([sys.executable, ROOT / "scripts/package.py", "--binary", binary, "--out", base, "--version", "1.0"], timeout_s=300)
+    words = [sys.executable, ROOT / "scripts/package.py", "--binary", binary, "--out", base, "--version", "1.0"]
+    nobody = {name: value for name, value in os.environ.items() if name != "MAINTAINER"}
+    for env in (nobody, {**nobody, "MAINTAINER": "nobody"}):
+        refused = run(words, check=False, env=env, timeout_s=300)
+        if not refused.returncode or "MAINTAINER" not in refused.stderr:
+            raise Failure(f"a release without a maintainer: {refused.returncode}, {refused.stderr}")
+    run(words, env={**nobody, "MAINTAINER": "A Centre <hpc@example.org>"}, timeout_s=300)
     first = base / "forebay_1.0_amd64.deb"
     made = [first, base / "forebay-1.0-x86_64-linux.tar.gz"]
     other = base / "other"

@@ -169,9 +169,31 @@ def look_at_page(buffer):
     check(code == 200, "it still answers")
 
 
+def look_at_movements(buffer):
+    """A stage-out of a file that is open waits for some seconds, and is on the page meanwhile, as often as it is ordered."""
+    url = f"http://127.0.0.1:{buffer.port}/"
+    page = browse(url)
+    check('id="now-part" hidden' in page, "something is on its way before anything is ordered")
+    check("<span>Has the turn</span><b>nobody</b>" in page, "the page does not say who has the turn")
+    path = buffer.base / "mnt" / "open"
+    with open(path, "wb") as file:
+        file.write(os.urandom(MIB))
+        file.flush()
+        again = 'while [ -e "$2" ]; do "$1" stage-out --wait "$2" >/dev/null 2>&1; done'
+        process = subprocess.Popen(["sh", "-c", again, "sh", buffer.binary, path])
+        try:
+            until("stage-out is in the status", lambda: [moves["movement"] for moves in buffer.status()["movements"]] == ["stage-out"])
+            shown = re.compile(r"<td>0 of 1 files</td><td>stage-out</td>")
+            until("stage-out is on the page", lambda: shown.search(browse(url)))
+        finally:
+            path.unlink()
+            process.wait(timeout=PATIENCE_S)
+
+
 def look_with_prometheus(buffer, base):
     """A real one scrapes it, takes the alerts, and answers every query of the dashboard."""
     run(["promtool", "check", "rules", ALERTS], timeout_s=PATIENCE_S)
+    run(["promtool", "test", "rules", Path(__file__).with_name("alerts.yml")], timeout_s=PATIENCE_S)
     port = free_port()
     config = base / "prometheus.yml"
     config.write_text(f'''global:
@@ -252,6 +274,7 @@ def main():
             look_at_answers(buffer)
             print("answers: ok", flush=True)
             look_at_page(buffer)
+            look_at_movements(buffer)
             print("page in a browser: ok", flush=True)
             count = look_with_prometheus(buffer, base)
             print(f"Prometheus, {count} alerts, dashboard: ok", flush=True)

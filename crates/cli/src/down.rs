@@ -526,6 +526,7 @@ impl<'a> Wait<'a> {
             // Clean copies may be in memory, too.
             in_memory_bytes: in_memory_bytes(self.state).min(bits.dirty_bytes),
             unflushed_files: 0,
+            unpublished_versions: bits.unpublished.len() as u64,
         };
         let (outcome, summary) = match end {
             End::Stopped(summary) => ("stopped", summary),
@@ -540,6 +541,7 @@ impl<'a> Wait<'a> {
             "undrained_files": summary.undrained_files,
             "in_memory_bytes": summary.in_memory_bytes,
             "unflushed_files": summary.unflushed_files,
+            "unpublished_versions": summary.unpublished_versions,
             "elapsed_s": self.begun.elapsed().as_secs_f64(),
             "left": json::path_list(mount_of(bits), left),
         })
@@ -680,6 +682,7 @@ mod tests {
             undrained_bytes: 4 << 20,
             in_memory_bytes: 1 << 20,
             unflushed_files: 0,
+            unpublished_versions: 0,
         };
         let none = StopSummary::default();
         let plain = args(false, None);

@@ -51,6 +51,7 @@ impl Note {
             "in_memory_bytes": summary.in_memory_bytes,
             "unflushed_files": summary.unflushed_files,
             "unflushed": named,
+            "unpublished_versions": summary.unpublished_versions,
         });
         self.0.write_all(format!("{note}\n").as_bytes())
     }
@@ -69,6 +70,7 @@ fn summary(note: &Value) -> Option<StopSummary> {
         in_memory_bytes: number("in_memory_bytes")?,
         // A daemon of before an upgrade does not say.
         unflushed_files: number("unflushed_files").unwrap_or(0),
+        unpublished_versions: number("unpublished_versions").unwrap_or(0),
     })
 }
 
@@ -77,11 +79,17 @@ pub fn last(state: &Path) -> Option<StopSummary> {
     summary(&note(state)?)
 }
 
-/// Whether the last run has left nothing: its note is emptied when another one begins.
+/// Whether the last run has left nothing: its note is emptied when another one begins. One that
+/// does not say all of it counts as if it had.
 pub fn last_left_nothing(state: &Path) -> bool {
     let note = note(state).unwrap_or_default();
-    let is_zero = |name: &str| note[name].as_u64() == Some(0);
-    is_zero("undrained_files") && is_zero("undrained_bytes") && is_zero("unflushed_files")
+    let figures = [
+        "undrained_files",
+        "undrained_bytes",
+        "unflushed_files",
+        "unpublished_versions",
+    ];
+    figures.iter().all(|name| note[name].as_u64() == Some(0))
 }
 
 /// The first paths of files that the PFS did not put on stable storage.
@@ -102,9 +110,9 @@ fn note(state: &Path) -> Option<Value> {
     serde_json::from_str(&text).ok()
 }
 
-/// Whether nothing was left, and the PFS has all of it for good.
+/// Whether nothing was left, and the PFS has all of it for good and under its names.
 pub fn is_drained(left: &StopSummary) -> bool {
-    is_all_there(left) && left.unflushed_files == 0
+    is_all_there(left) && left.unflushed_files == 0 && left.unpublished_versions == 0
 }
 
 /// Whether everything that was left is on the PFS.
@@ -112,11 +120,26 @@ pub fn is_all_there(left: &StopSummary) -> bool {
     (left.undrained_files, left.undrained_bytes) == (0, 0)
 }
 
+/// Such as `2 versions that are not published`.
+pub fn unpublished_versions(number: u64) -> String {
+    match number {
+        1 => "1 version that is not published".into(),
+        _ => format!("{number} versions that are not published"),
+    }
+}
+
 /// What is said of a burst buffer that has ended, such as `stopped`.
 pub fn farewell(name: impl Display, how: &str, state: &Path, left: &StopSummary) -> String {
     if is_drained(left) {
         return format!("{name}: {how}; all data is on the PFS");
     }
+    let unpublished = match left.unpublished_versions {
+        0 => String::new(),
+        number => format!(
+            "; of {} the PFS has nothing under its name",
+            unpublished_versions(number)
+        ),
+    };
     let unflushed = match left.unflushed_files {
         0 => String::new(),
         number => format!(
@@ -129,7 +152,7 @@ pub fn farewell(name: impl Display, how: &str, state: &Path, left: &StopSummary)
         ),
     };
     if is_all_there(left) {
-        return format!("{name}: {how}{unflushed}");
+        return format!("{name}: {how}{unpublished}{unflushed}");
     }
     let memory = match left.in_memory_bytes {
         0 => String::new(),
@@ -139,7 +162,7 @@ pub fn farewell(name: impl Display, how: &str, state: &Path, left: &StopSummary)
         ),
     };
     format!(
-        "{name}: {how}; {}{memory} not yet on the PFS stay with {}; {} goes on{unflushed}",
+        "{name}: {how}; {}{memory} not yet on the PFS stay with {}; {} goes on{unpublished}{unflushed}",
         files_and_bytes(left.undrained_files, left.undrained_bytes),
         state.display(),
         Starter::of(state)
@@ -160,6 +183,7 @@ mod tests {
             undrained_bytes: 4096,
             in_memory_bytes: 1,
             unflushed_files: 1,
+            unpublished_versions: 3,
         };
         let note = Note::begin(folder.path()).expect("begin");
         assert_eq!(read(folder.path(), me), None, "it has not ended");
@@ -173,5 +197,29 @@ mod tests {
         assert_eq!(read(folder.path(), me), None);
         std::fs::write(folder.path().join(NOTE), "no note").expect("write");
         assert_eq!(read(folder.path(), me), None);
+    }
+
+    #[test]
+    fn a_version_that_is_not_published_is_something_left() {
+        let folder = tempfile::tempdir().expect("tempdir");
+        let ended = |left: &StopSummary| {
+            let note = Note::begin(folder.path()).expect("begin");
+            note.end(left, &[]).expect("end");
+            last_left_nothing(folder.path())
+        };
+        assert!(ended(&StopSummary::default()));
+        let left = StopSummary {
+            unpublished_versions: 1,
+            ..StopSummary::default()
+        };
+        assert!(!ended(&left) && !is_drained(&left));
+        let said = farewell("/bb", "stopped", folder.path(), &left);
+        assert_eq!(
+            said,
+            "/bb: stopped; of 1 version that is not published the PFS has nothing under its name"
+        );
+        let note = r#"{"pid":1,"undrained_files":0,"undrained_bytes":0,"in_memory_bytes":0,"unflushed_files":0}"#;
+        std::fs::write(folder.path().join(NOTE), note).expect("write");
+        assert!(!last_left_nothing(folder.path()), "it does not say so");
     }
 }

@@ -288,6 +288,21 @@ impl<T> Scheduler<T> {
         self.turn.map(|t| t.application)
     }
 
+    /// The same, if its turn goes on: it writes, is about to, or may still go on writing.
+    pub fn holder(&self, now_s: f64) -> Option<u64> {
+        let lane = &self.lanes[Class::Checkpoint as usize];
+        let turn = self.turn.filter(|turn| {
+            let is_there = lane.is_running(turn.application) || lane.is_waiting(turn.application);
+            is_there || now_s < turn.until_s
+        });
+        turn.map(|turn| turn.application)
+    }
+
+    /// Requests of a class that wait.
+    pub fn waiting_of(&self, class: Class) -> usize {
+        self.lanes[class as usize].waiting()
+    }
+
     fn overdue(&self, class: Class, now_s: f64) -> Option<u64> {
         let (application, since_s) = self.lanes[class as usize].oldest()?;
         (now_s >= since_s + self.config.max_wait_s).then_some(application)

@@ -291,3 +291,21 @@ proptest! {
         prop_assert!(since.is_empty(), "starved: {:?}", since);
     }
 }
+
+#[test]
+fn whose_turn_has_passed_holds_it_no_more() {
+    let mut s = scheduler();
+    assert_eq!(s.holder(0.0), None);
+    s.enqueue(1, Class::Checkpoint, 0, 0.0);
+    s.start(0.0).expect("starts");
+    s.enqueue(2, Class::Checkpoint, 1, 0.0);
+    assert_eq!(
+        (s.holder(5.0), s.waiting_of(Class::Checkpoint)),
+        (Some(1), 1)
+    );
+    s.finish(1, Class::Checkpoint, 5.0);
+    assert_eq!(s.holder(5.05), Some(1), "it may go on");
+    assert_eq!(s.start(5.2).map(|g| g.application), Some(2));
+    s.finish(2, Class::Checkpoint, 6.0);
+    assert_eq!((s.holder(6.5), s.turn()), (None, Some(2)));
+}

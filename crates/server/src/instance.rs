@@ -78,6 +78,8 @@ pub struct StopSummary {
     /// Files and directories that were changed on the PFS, which did not put them on stable
     /// storage.
     pub unflushed_files: u64,
+    /// Versions that the PFS does not show: what it has of them is under hidden names.
+    pub unpublished_versions: u64,
 }
 
 /// A running server.
@@ -396,6 +398,7 @@ impl Instance {
             undrained_bytes: undrained.bytes,
             in_memory_bytes: undrained.in_memory_bytes,
             unflushed_files: self.rooms.files.unflushed().len() as u64,
+            unpublished_versions: self.rooms.orders.version_status().len() as u64,
         }
     }
 

@@ -9,8 +9,8 @@ use forebay_policy::plan::DrainPolicy;
 use forebay_policy::throttle::DemotionPace;
 use forebay_types::{Errno, TierId, limits};
 use forebay_wire::control::{
-    ApplicationStatus, ControlResponse, NetworkStatus, PathFailure, PlanStatus, StatusBits,
-    TierStatus, WhereEntry,
+    ApplicationStatus, ControlResponse, CopyStatus, EarlierTotals, NetworkStatus, PathFailure,
+    PlanStatus, StatusBits, TierStatus, TurnStatus, WhereEntry,
 };
 
 use crate::buffer::tierset::OVERFLOW;
@@ -24,6 +24,9 @@ use crate::rooms::Rooms;
 
 /// Entries in one answer to `where`.
 const WHERE_ENTRIES_MAX: usize = 1000;
+/// Copies to the PFS, and movements, that `status` lists.
+const COPIES_MAX: usize = 16;
+const MOVEMENTS_MAX: usize = 16;
 /// Applications that `status` lists: those with most bytes in the burst buffer.
 const APPLICATIONS_MAX: usize = 100;
 
@@ -78,6 +81,7 @@ impl Rooms {
             demoted_bytes_total: load(&self.base.counters().demoted_bytes),
             demoted_files_total: load(&self.base.counters().demoted_files),
             evicted_bytes_total: load(&self.base.counters().evicted_bytes),
+            earlier: self.earlier(),
             waited_writes_total: load(&self.base.counters().waited_writes),
             space_wait_ms_total: load(&self.base.counters().space_wait_us) / 1000,
             files,
@@ -95,6 +99,9 @@ impl Rooms {
             conflicts,
             conflicts_total,
             unpublished,
+            turns: self.turns(),
+            copies: self.copies(),
+            movements: self.orders.jobs().under_way(MOVEMENTS_MAX),
             scrub: self.integrity.scrub_status(),
             applications,
             applications_total,
@@ -103,6 +110,47 @@ impl Rooms {
             second_copies: self.lifecycle.second_copies(),
             ..StatusBits::default()
         }
+    }
+
+    fn earlier(&self) -> EarlierTotals {
+        let earlier = self.base.counters().earlier();
+        let (scrubbed_bytes, damaged_objects) = self.integrity.scrubbed_earlier();
+        EarlierTotals {
+            demoted_bytes: earlier.demoted_bytes,
+            demoted_files: earlier.demoted_files,
+            evicted_bytes: earlier.evicted_bytes,
+            scrubbed_bytes,
+            damaged_objects,
+        }
+    }
+
+    fn turns(&self) -> Vec<TurnStatus> {
+        let holders = self.plan.engine().turn_holders().into_iter();
+        let mut turns: Vec<_> = holders
+            .filter_map(|(server, application, waiting)| {
+                Some(TurnStatus {
+                    server,
+                    application: self.catalog.apps().name(application)?,
+                    waiting,
+                })
+            })
+            .collect();
+        turns.sort_by_key(|turn| turn.server);
+        turns
+    }
+
+    fn copies(&self) -> Vec<CopyStatus> {
+        let copying = self.buffer.queue().copying(COPIES_MAX).into_iter();
+        let copies = copying.filter_map(|(object, copied)| {
+            let bytes = self.buffer.ledger().used_bytes(object);
+            Some(CopyStatus {
+                path: self.buffer.file(object)?.path(),
+                bytes,
+                // It may be copied once more, since it has changed.
+                copied_bytes: copied.min(bytes),
+            })
+        });
+        copies.collect()
     }
 
     fn all_tiers(&self) -> Vec<TierStatus> {
@@ -140,6 +188,9 @@ impl Rooms {
             emptying.for_each(|emptying| emptying.awaited.clear());
             bits.conflicts.clear();
             bits.unpublished.clear();
+            bits.turns.clear();
+            bits.copies.clear();
+            bits.movements.clear();
             bits.applications.clear();
             bits.applications_total = 0;
         }

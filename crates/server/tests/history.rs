@@ -7,7 +7,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use common::{PATIENCE, Running, Scratch, me, settings};
-use forebay_server::Settings;
+use forebay_server::{GroupMode, PathRule, Settings};
 use forebay_types::history::{Record, What};
 use forebay_types::{Cred, Errno, Ino, OpenFlags, Process};
 use forebay_wire::control::{Control, ControlResponse, HistoryAsked, Movement};
@@ -359,6 +359,41 @@ fn a_kill_costs_no_record_and_what_was_undrained_is_drained_on_the_same() {
     // An orderly stop keeps all of it.
     let running = Running::start(&prepared(dir), false);
     assert_eq!(history(&running, all()), records);
+    running.instance.stop();
+}
+
+#[test]
+fn a_status_tells_what_earlier_runs_have_counted_and_what_is_left_unpublished() {
+    let scratch = Scratch::in_memory();
+    let mut settings = prepared(scratch.path());
+    settings.rules = vec![PathRule {
+        pattern: "/v*".into(),
+        durability: None,
+        mtbf: None,
+        placement: None,
+        group: Some(GroupMode::Commit),
+    }];
+    let running = Running::start(&settings, true);
+    running.put(b"file", &vec![7; MIB]);
+    running.drain();
+    let first = running.status();
+    assert!(first.demoted_bytes_total >= MIB as u64, "{first:?}");
+    assert_eq!(first.earlier.demoted_bytes, 0);
+    let made = running.client.mkdir(Ino::ROOT, b"v1", 0o755, me());
+    let made = made.expect("mkdir").ino;
+    running.client.forget(vec![(made, 1)]);
+    let left = running.instance.stop();
+    assert_eq!((left.undrained_files, left.unpublished_versions), (0, 1));
+    drop(running);
+    let running = Running::start(&settings, true);
+    let second = running.status();
+    let (bytes, files) = (second.demoted_bytes_total, second.demoted_files_total);
+    assert_eq!(bytes, first.demoted_bytes_total);
+    let earlier = second.earlier;
+    assert_eq!(
+        (earlier.demoted_bytes, earlier.demoted_files),
+        (bytes, files)
+    );
     running.instance.stop();
 }
 

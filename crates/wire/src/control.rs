@@ -8,10 +8,12 @@ use serde::{Deserialize, Serialize};
 mod fsck;
 mod history;
 mod nodes;
+mod now;
 
 pub use fsck::{CLEAN_COPY_GONE, CONTENT_LOST, FSYNCED_LEFT, Finding, FsckReport};
 pub use history::{HistoryAsked, HistoryPage};
 pub use nodes::{Awaited, AwaitedFile, EmptyingStatus, NodeStatus, SecondCopiesStatus};
+pub use now::{CopyStatus, EarlierTotals, MovementStatus, TurnStatus};
 
 /// An explicit movement of files.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -518,6 +520,8 @@ pub struct StatusBits {
     pub demoted_files_total: u64,
     /// Dropped clean copies, bytes.
     pub evicted_bytes_total: u64,
+    /// What of these and of the scrub's totals is of earlier runs.
+    pub earlier: EarlierTotals,
     /// Writes that had to wait for space.
     pub waited_writes_total: u64,
     /// How long they waited, all together, milliseconds.
@@ -562,6 +566,12 @@ pub struct StatusBits {
     pub conflicts_total: u64,
     /// Versions that are not published yet.
     pub unpublished: Vec<VersionStatus>,
+    /// Who has the turn, by server.
+    pub turns: Vec<TurnStatus>,
+    /// Large files that are copied to the PFS now.
+    pub copies: Vec<CopyStatus>,
+    /// Ordered movements that go on.
+    pub movements: Vec<MovementStatus>,
     /// What was found out about objects at rest.
     pub scrub: ScrubStatus,
     /// Applications: those with most bytes in the burst buffer.

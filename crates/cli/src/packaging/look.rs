@@ -2,9 +2,10 @@
 //! under data that the PFS does not have.
 
 use std::collections::BTreeSet;
-use std::fmt::Write;
+use std::fmt::{Display, Write};
 use std::path::{Path, PathBuf};
 
+use forebay_wire::control::StatusBits;
 use toml::{Table, Value};
 
 use crate::control::{Daemon, files_and_bytes};
@@ -17,8 +18,15 @@ use crate::state::{self, Holder};
 
 /// Prints a line for each burst buffer that is in the way; partial if there is one.
 pub fn undrained(config: &Path, states: &Path) -> Result<Exit, Failure> {
+    let table = mount_table()?;
+    let mounted = table.iter().filter(|entry| entry.is_forebay());
+    let mounted: Vec<PathBuf> = mounted.map(|entry| entry.source.clone()).collect();
+    look(config, states, mounted)
+}
+
+fn look(config: &Path, states: &Path, mounted: Vec<PathBuf>) -> Result<Exit, Failure> {
     let mut lines = String::new();
-    for folder in candidates(config, states)? {
+    for folder in candidates(config, states, mounted)? {
         if let Some(line) = look_at(&folder)? {
             let _ = writeln!(lines, "{line}");
         }
@@ -32,7 +40,11 @@ pub fn undrained(config: &Path, states: &Path) -> Result<Exit, Failure> {
 
 /// State folders: those that configuration files name, those where packages keep them, those of
 /// what is mounted.
-fn candidates(config: &Path, states: &Path) -> Result<BTreeSet<PathBuf>, Failure> {
+fn candidates(
+    config: &Path,
+    states: &Path,
+    mounted: Vec<PathBuf>,
+) -> Result<BTreeSet<PathBuf>, Failure> {
     let mut named = Vec::new();
     for file in below(config)? {
         if file.extension().is_some_and(|end| end == "toml") {
@@ -41,17 +53,12 @@ fn candidates(config: &Path, states: &Path) -> Result<BTreeSet<PathBuf>, Failure
     }
     named.push(states.to_path_buf());
     named.extend(below(states)?);
-    let table = mount_table()?;
-    named.extend(
-        table
-            .iter()
-            .filter(|e| e.is_forebay())
-            .map(|e| e.source.clone()),
-    );
-    // What is not there has nothing.
+    named.extend(mounted);
+    // What is not there, or is no folder, has nothing.
     let there = named
         .into_iter()
-        .filter_map(|path| path.canonicalize().ok());
+        .filter_map(|path| path.canonicalize().ok())
+        .filter(|path| path.is_dir());
     Ok(there.collect())
 }
 
@@ -113,25 +120,63 @@ fn running(folder: &Path) -> String {
     });
     match asked {
         Err(failure) => format!("runs, and cannot be asked: {}", failure.message),
-        Ok(bits) if bits.data_server.is_some() => {
-            "a data server runs; `forebay cluster stop` copies all to the PFS".into()
-        }
-        Ok(bits) if bits.dirty_bytes > 0 || bits.drain_queued_files > 0 => format!(
-            "runs; {} are not yet on the PFS; `forebay down --state {what} --drain` copies them",
+        Ok(bits) => of_status(&what, &bits),
+    }
+}
+
+/// prerm looks for the words of what has nothing.
+fn of_status(what: &impl Display, bits: &StatusBits) -> String {
+    if bits.data_server.is_some() {
+        return "a data server runs; `forebay cluster stop` copies all to the PFS".into();
+    }
+    let versions = bits.unpublished.len() as u64;
+    let commit = "`forebay commit` publishes them";
+    if bits.dirty_bytes > 0 || bits.drain_queued_files > 0 {
+        let versions = match versions {
+            0 => String::new(),
+            _ => format!(
+                ", and there are {}: {commit}",
+                ended::unpublished_versions(versions)
+            ),
+        };
+        return format!(
+            "runs; {} are not yet on the PFS; `forebay down --state {what} --drain` copies them{versions}",
             files_and_bytes(bits.drain_queued_files, bits.dirty_bytes)
+        );
+    }
+    match versions {
+        0 => format!("runs; all is on the PFS; `forebay down --state {what} --drain` stops it"),
+        _ => format!(
+            "runs; it has {}: {commit}",
+            ended::unpublished_versions(versions)
         ),
-        Ok(_) => format!("runs; all is on the PFS; `forebay down --state {what} --drain` stops it"),
     }
 }
 
 fn left(folder: &Path, starter: &Starter) -> String {
-    match ended::last(folder) {
-        Some(left) => format!(
-            "{} are not yet on the PFS; {starter}",
+    let Some(left) = ended::last(folder) else {
+        return format!("what it has left is not known; {starter}");
+    };
+    let mut parts = Vec::new();
+    if !ended::is_all_there(&left) {
+        parts.push(format!(
+            "{} are not yet on the PFS",
             files_and_bytes(left.undrained_files, left.undrained_bytes)
-        ),
-        None => format!("what it has left is not known; {starter}"),
+        ));
     }
+    if left.unflushed_files > 0 {
+        parts.push("what was changed on the PFS is not on stable storage there".into());
+    }
+    if left.unpublished_versions > 0 {
+        parts.push(format!(
+            "it has {}, which `forebay commit` publishes after a start",
+            ended::unpublished_versions(left.unpublished_versions)
+        ));
+    }
+    if parts.is_empty() {
+        parts.push("not all that it may have left is known".into());
+    }
+    format!("{}; {starter}", parts.join("; "))
 }
 
 #[cfg(test)]
@@ -141,26 +186,32 @@ mod tests {
     use super::*;
 
     fn left(folder: &Path, files: u64) {
-        let left = StopSummary {
-            undrained_files: files,
-            undrained_bytes: files * 4096,
-            in_memory_bytes: 0,
-            unflushed_files: 0,
-        };
+        end(
+            folder,
+            &StopSummary {
+                undrained_files: files,
+                undrained_bytes: files * 4096,
+                ..StopSummary::default()
+            },
+        );
+    }
+
+    fn end(folder: &Path, left: &StopSummary) {
         let note = ended::Note::begin(folder).expect("begin");
-        note.end(&left, &[]).expect("end");
+        note.end(left, &[]).expect("end");
     }
 
     #[test]
     fn only_what_was_drained_is_out_of_the_way() {
         let place = tempfile::tempdir().expect("tempdir");
         let (config, states) = (place.path().join("etc"), place.path().join("lib"));
-        let found = || match undrained(&config, &states) {
+        let found = || match look(&config, &states, Vec::new()) {
             Ok(exit) => exit,
             Err(failure) => panic!("{failure:?}"),
         };
         assert_eq!(found(), Exit::Complete, "nothing is there");
         std::fs::create_dir_all(states.join("bb")).expect("mkdir");
+        std::fs::write(states.join("notes"), "of the administrator").expect("write");
         std::fs::create_dir_all(&config).expect("mkdir");
         assert_eq!(found(), Exit::Complete, "an empty folder");
         drop(state::Lock::take(&states.join("bb")).expect("lock"));
@@ -170,6 +221,44 @@ mod tests {
         left(&states.join("bb"), 3);
         let line = look_at(&states.join("bb")).ok().flatten().expect("a line");
         assert!(line.contains("3 files (12.0 KiB) are not yet"), "{line}");
+    }
+
+    #[test]
+    fn a_version_that_the_pfs_does_not_show_is_in_the_way() {
+        use forebay_wire::control::VersionStatus;
+        let place = tempfile::tempdir().expect("tempdir");
+        drop(state::Lock::take(place.path()).expect("lock"));
+        let unpublished = StopSummary {
+            unpublished_versions: 2,
+            ..StopSummary::default()
+        };
+        end(place.path(), &unpublished);
+        let line = look_at(place.path()).ok().flatten().expect("a line");
+        assert!(line.contains("2 versions that are not published"), "{line}");
+        let version = VersionStatus {
+            path: b"v".to_vec(),
+            files: 1,
+            undrained_files: 0,
+            undrained_bytes: 0,
+            written_files: 0,
+            committed: false,
+            interrupted: false,
+            lost_files: 0,
+            since_s: 1,
+            error: None,
+        };
+        let mut bits = StatusBits::default();
+        // As debian/prerm looks for what it may stop.
+        assert!(of_status(&"/s", &bits).starts_with("runs; all is on the PFS;"));
+        bits.unpublished = vec![version];
+        let line = of_status(&"/s", &bits);
+        assert_eq!(
+            line,
+            "runs; it has 1 version that is not published: `forebay commit` publishes them"
+        );
+        bits.dirty_bytes = 4096;
+        let line = of_status(&"/s", &bits);
+        assert!(line.ends_with("`forebay commit` publishes them"), "{line}");
     }
 
     #[test]

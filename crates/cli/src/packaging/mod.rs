@@ -66,3 +66,37 @@ pub fn run(args: &PackagingArgs, program: clap::Command) -> Result<Exit, Failure
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::process::Command;
+
+    const PREINST: &str = include_str!("../../../../packaging/debian/preinst");
+
+    #[test]
+    fn what_a_removal_has_kept_is_not_left_to_a_version_of_another_form() {
+        let place = tempfile::tempdir().expect("tempdir");
+        let kept = place.path().join("kept-on-disk");
+        let script = PREINST
+            .replace("@ON_DISK@", "records 2, tiers 1")
+            .replace("/var/lib/forebay", &place.path().display().to_string());
+        let install = |also: &[(&str, &str)]| {
+            let mut command = Command::new("sh");
+            command.args(["-c", &script, "preinst", "install", "0.1"]);
+            command.env_remove("FOREBAY_KEEP_UNDRAINED");
+            let done = command.envs(also.iter().copied()).output().expect("sh");
+            (
+                done.status.success(),
+                String::from_utf8_lossy(&done.stderr).into_owned(),
+            )
+        };
+        assert!(install(&[]).0, "nothing is kept");
+        let line = "/var/lib/forebay/bb: stopped; 1 file";
+        std::fs::write(&kept, format!("records 2, tiers 1\n{line}\n")).expect("write");
+        assert!(install(&[]).0, "the same form");
+        std::fs::write(&kept, format!("records 1, tiers 1\n{line}\n")).expect("write");
+        let (done, said) = install(&[]);
+        assert!(!done && said.contains(line), "{said}");
+        assert!(install(&[("FOREBAY_KEEP_UNDRAINED", "1")]).0);
+    }
+}

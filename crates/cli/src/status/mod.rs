@@ -21,6 +21,7 @@ use crate::{out, usage};
 
 mod clients;
 mod nodes;
+mod now;
 mod object;
 
 pub use crate::control::name_of;
@@ -181,6 +182,7 @@ pub fn render_within(bits: &StatusBits, room: Option<usize>) -> String {
         bits.descriptors_max
             .map_or_else(String::new, |most| format!(", which may have {most}"))
     );
+    page.push_str(&now::render(bits));
     let _ = writeln!(page, "at rest    {}", scrub_line(&bits.scrub));
     if let Some(network) = &bits.network {
         page.push_str(&clients::render(network, room));

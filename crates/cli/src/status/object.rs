@@ -8,7 +8,7 @@ use forebay_wire::control::{
 };
 use serde_json::{Map, Value, json};
 
-use super::{clients, drain_eta_s, mount_of, nodes};
+use super::{clients, drain_eta_s, mount_of, nodes, now};
 use crate::mounts::in_mount;
 use crate::show::json::{self, insert_path};
 
@@ -88,6 +88,7 @@ pub fn to_json(bits: &StatusBits) -> Value {
     }
     let copies = bits.second_copies.as_ref().map(second_copies_json);
     object.insert("second_copies".into(), copies.into());
+    now::add_json(&mut object, bits);
     Value::Object(object)
 }
 
@@ -235,7 +236,7 @@ mod tests {
 
     /// A status whose lists have one entry each, so that all its fields are there.
     fn with_all() -> StatusBits {
-        StatusBits {
+        now::tests::with_one_of_each(StatusBits {
             plan: PlanStatus {
                 bandwidths: Some([4, 3, 2, 1]),
                 ..PlanStatus::default()
@@ -285,7 +286,7 @@ mod tests {
             nodes: vec![nodes::tests::node(2)],
             second_copies: Some(SecondCopiesStatus::default()),
             ..StatusBits::default()
-        }
+        })
     }
 
     /// Names of all that is neither an object nor a list.

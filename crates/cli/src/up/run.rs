@@ -14,6 +14,7 @@ use forebay_wire::{Peer, Request, Response, Service, UnixServer};
 use super::Announce;
 use super::front::Front;
 use super::log::Log;
+use super::notify::Stopping;
 use super::settle::Plan;
 use super::standby::{Standby, Watch};
 use super::supervisor::{Served, Supervisor};
@@ -71,7 +72,12 @@ pub fn serve(
         tracing::warn!("this server does not lead any more; it starts anew, and stands by");
         return Err(start_anew(arguments, detached, log));
     }
+    let (outcome, stopping) = match outcome {
+        Ok(stopping) => (Ok(()), stopping),
+        Err(failure) => (Err(failure), None),
+    };
     let summary = instance.stop();
+    drop(stopping);
     if outcome.is_ok()
         && instance.is_to_start_anew()
         && let Some(arguments) = front.arguments()
@@ -146,7 +152,7 @@ fn open_and_wait(
     instance: &Arc<Instance>,
     supervisor: &Supervisor,
     announce: &mut dyn FnMut() -> Result<(), Failure>,
-) -> Result<(), Failure> {
+) -> Result<Option<Stopping>, Failure> {
     let settings = &plan.settings;
     let socket = SocketPath::of(&settings.state).explain(settings.state.display(), "")?;
     let control = UnixServer::start(&socket.path, instance.service()).explain(
@@ -164,12 +170,26 @@ fn open_and_wait(
     if instance.is_deposed() {
         // Nobody is to be told anything more.
         std::mem::forget((open, control));
-        return ready;
+        return ready.map(|()| None);
     }
+    // The unmount writes what the kernel still has.
+    let stopping = tell_stop(instance);
     drop(web);
     open.close(instance);
     drop(control);
-    ready
+    ready.map(|()| stopping)
+}
+
+/// Of what starts itself anew systemd need not hear.
+fn tell_stop(instance: &Instance) -> Option<Stopping> {
+    if instance.is_to_start_anew() {
+        return None;
+    }
+    Stopping::begin()
+        .inspect_err(|error| {
+            tracing::warn!("systemd is not told of the stop: {}", reason(error));
+        })
+        .ok()
 }
 
 /// Who watches a burst buffer must not keep it from serving.

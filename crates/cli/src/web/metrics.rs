@@ -272,6 +272,12 @@ fn plan(text: &mut Text, bits: &StatusBits) {
     }
 }
 
+/// What earlier runs have put on record is less than they had counted, where one was killed: the
+/// sum would go back, and seem to have begun anew at that.
+fn since_start(total: u64, earlier: u64) -> u64 {
+    total.saturating_sub(earlier)
+}
+
 fn movement(text: &mut Text, bits: &StatusBits) {
     text.gauge(
         "forebay_undrained_bytes",
@@ -300,18 +306,18 @@ fn movement(text: &mut Text, bits: &StatusBits) {
     );
     text.counter(
         "forebay_drained_bytes",
-        "Written to the PFS and verified, since the state folder was made.",
-        bits.demoted_bytes_total,
+        "Written to the PFS and verified, since the start of the server.",
+        since_start(bits.demoted_bytes_total, bits.earlier.demoted_bytes),
     );
     text.counter(
         "forebay_drained_files",
         "Files likewise.",
-        bits.demoted_files_total,
+        since_start(bits.demoted_files_total, bits.earlier.demoted_files),
     );
     text.counter(
         "forebay_evicted_bytes",
-        "Clean copies dropped.",
-        bits.evicted_bytes_total,
+        "Clean copies dropped, since the start of the server.",
+        since_start(bits.evicted_bytes_total, bits.earlier.evicted_bytes),
     );
 }
 
@@ -363,14 +369,22 @@ fn health(text: &mut Text, bits: &StatusBits) {
     );
     text.counter(
         "forebay_damaged_objects",
-        "Damaged objects found on flash.",
-        bits.scrub.found,
+        "Damaged objects found on flash, since the start of the server.",
+        since_start(bits.scrub.found, bits.earlier.damaged_objects),
     );
     text.counter(
         "forebay_scrubbed_bytes",
-        "Compared with their checksums in the background.",
-        bits.scrub.checked_bytes,
+        "Compared with their checksums in the background, since the start of the server.",
+        since_start(bits.scrub.checked_bytes, bits.earlier.scrubbed_bytes),
     );
+    let mut missing = text.family(
+        "forebay_second_copies_missing_bytes",
+        Kind::Gauge,
+        "Without the second copy that was promised; absent where none are, and until known.",
+    );
+    if let Some(copies) = bits.second_copies.as_ref().filter(|copies| copies.known) {
+        missing.sample(&[], copies.missing_bytes);
+    }
     text.gauge(
         "forebay_pfs_silent_seconds",
         "For how long the PFS has not answered; 0 while it does.",
@@ -424,7 +438,7 @@ fn applications(text: &mut Text, applications: &[ApplicationStatus]) {
         ),
         (
             "forebay_application_mtbf_seconds",
-            "Mean time between failures; absent until known.",
+            "Mean time between failures; before the first restart that was counted, what is assumed.",
             |a| a.mtbf_ms.map(|ms| Ms(ms).into()),
         ),
     ];
@@ -528,6 +542,8 @@ fn nodes(text: &mut Text, nodes: &[NodeStatus]) {
 mod tests {
     use std::collections::HashSet;
 
+    use forebay_wire::control::{EarlierTotals, ScrubStatus, SecondCopiesStatus};
+
     use super::*;
 
     fn full() -> StatusBits {
@@ -540,6 +556,7 @@ mod tests {
                 ..TierStatus::default()
             }],
             network: Some(Box::default()),
+            second_copies: Some(SecondCopiesStatus::default()),
             nodes: vec![NodeStatus {
                 server: 2,
                 missing_ms: Some(61_005),
@@ -595,6 +612,91 @@ mod tests {
             assert!(
                 known.contains(name.as_str()),
                 "docs/metrics.md has {name}, which there is not"
+            );
+        }
+    }
+
+    #[test]
+    fn counters_begin_with_the_process_whatever_a_kill_has_left_on_record() {
+        let bits = StatusBits {
+            demoted_bytes_total: 130,
+            demoted_files_total: 4,
+            evicted_bytes_total: 20,
+            scrub: ScrubStatus {
+                found: 2,
+                checked_bytes: 60,
+                ..ScrubStatus::default()
+            },
+            earlier: EarlierTotals {
+                demoted_bytes: 100,
+                demoted_files: 4,
+                evicted_bytes: 15,
+                scrubbed_bytes: 50,
+                damaged_objects: 2,
+            },
+            ..StatusBits::default()
+        };
+        let text = render(&bits, Format::Plain);
+        for line in [
+            "forebay_drained_bytes_total 30",
+            "forebay_drained_files_total 0",
+            "forebay_evicted_bytes_total 5",
+            "forebay_scrubbed_bytes_total 10",
+            "forebay_damaged_objects_total 0",
+        ] {
+            assert!(text.contains(&format!("\n{line}\n")), "{line}: {text}");
+        }
+    }
+
+    /// Rows of the table in the docs: name, and the cells behind it.
+    fn rows() -> Vec<(String, Vec<String>)> {
+        let docs = include_str!("../../../../docs/metrics.md");
+        let rows = docs.lines().filter(|line| line.starts_with("| `forebay_"));
+        rows.map(|line| {
+            let mut cells = line
+                .trim_matches('|')
+                .split(" | ")
+                .map(|cell| cell.trim().to_string());
+            let name = cells.next().unwrap_or_default().replace('`', "");
+            (name, cells.collect())
+        })
+        .collect()
+    }
+
+    #[test]
+    fn the_docs_say_of_each_family_what_the_text_says() {
+        let text = render(&full(), Format::Open);
+        for (name, cells) in rows() {
+            let kind = format!("# TYPE {name} {}\n", cells[0]);
+            assert!(text.contains(&kind), "{kind}");
+            let help = format!("# HELP {name} {}\n", cells[2]);
+            assert!(text.contains(&help), "the text lacks {help}");
+        }
+    }
+
+    #[test]
+    fn each_alert_of_the_docs_has_a_rule_and_each_rule_is_in_the_docs() {
+        let rules = include_str!("../../../../integrations/prometheus/forebay.rules.yml");
+        let named = |line: &str| -> Vec<String> {
+            let words = line.split(|c: char| !c.is_ascii_alphanumeric() && c != '_');
+            let names = words.filter(|word| word.starts_with("forebay_"));
+            names
+                .map(|name| name.trim_end_matches("_total").to_string())
+                .collect()
+        };
+        let expressions = rules
+            .lines()
+            .filter_map(|line| line.trim().strip_prefix("expr: "));
+        let in_rules: HashSet<String> = expressions.flat_map(named).collect();
+        let rows = rows();
+        for (name, cells) in &rows {
+            let promised = cells.get(3).is_some_and(|alert| !alert.is_empty());
+            assert!(!promised || in_rules.contains(name), "no rule for {name}");
+        }
+        for name in in_rules {
+            assert!(
+                rows.iter().any(|(known, _)| *known == name),
+                "no row for {name}"
             );
         }
     }

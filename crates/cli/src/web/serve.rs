@@ -2,7 +2,7 @@
 
 use std::convert::Infallible;
 use std::sync::Arc;
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use forebay_wire::Service;
 use forebay_wire::control::StatusBits;
@@ -14,13 +14,14 @@ use hyper_util::rt::{TokioIo, TokioTimer};
 use parking_lot::Mutex;
 use tokio::sync::{Notify, Semaphore};
 
-use super::listen::{Listener, listen};
+use super::asks::{Asks, NOBODY, View};
+use super::listen::{Bound, Listener, listen};
 use super::metrics::Format;
 use super::samples::{EVERY, Samples};
-use super::{FRESH_MS, health, metrics};
+use super::seats::Seats;
+use super::{health, metrics};
 use crate::status::to_json;
 use crate::up::listening::Listen;
-use crate::up::run::status_for;
 
 /// At a time; further ones wait to be accepted.
 const CONNECTIONS_MAX: usize = 64;
@@ -28,12 +29,8 @@ const CONNECTIONS_MAX: usize = 64;
 const HEAD_WITHIN: Duration = Duration::from_secs(10);
 /// A connection ends after so long, whatever it does.
 const CONNECTION_FOR: Duration = Duration::from_secs(300);
-/// A server that has not said its status by then is not well.
-const STATUS_WITHIN: Duration = Duration::from_secs(5);
 /// Until it is tried again to listen, or to accept.
 const AGAIN: Duration = Duration::from_secs(10);
-/// User and group of who may see nothing (`nobody`).
-const NOBODY: u32 = 65_534;
 
 const PAGE: &str = include_str!("page/page.html");
 const SCRIPT: &str = include_str!("page/page.js");
@@ -41,26 +38,14 @@ const STYLE: &str = include_str!("page/page.css");
 
 type Answer = hyper::Response<Full<Bytes>>;
 
-/// Who asks, as the server sees it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Asker {
-    uid: u32,
-    gid: u32,
-}
-
-const NOT_TRUSTED: Asker = Asker {
-    uid: NOBODY,
-    gid: NOBODY,
-};
-
 struct Shared {
     listen: Listen,
     /// Who comes over TCP.
-    anybody: Asker,
-    service: Arc<dyn Service>,
-    /// What anybody is shown.
-    last: Mutex<Option<(Instant, Arc<StatusBits>)>>,
+    anybody: View,
+    asks: Asks,
     samples: Mutex<Samples>,
+    /// The socket of this run.
+    bound: Mutex<Option<Bound>>,
 }
 
 /// Serves until `ended` is told.
@@ -68,15 +53,12 @@ pub async fn serve((at, names): (Listen, bool), service: Arc<dyn Service>, ended
     let shared = Arc::new(Shared {
         listen: at,
         anybody: match names {
-            true => Asker {
-                uid: rustix::process::geteuid().as_raw(),
-                gid: rustix::process::getegid().as_raw(),
-            },
-            false => NOT_TRUSTED,
+            true => View::Everything,
+            false => View::NoNames,
         },
-        service,
-        last: Mutex::default(),
+        asks: Asks::new(service),
         samples: Mutex::default(),
+        bound: Mutex::default(),
     });
     let (sampled, accepted) = (shared.clone(), shared.clone());
     let tasks = [
@@ -85,15 +67,16 @@ pub async fn serve((at, names): (Listen, bool), service: Arc<dyn Service>, ended
     ];
     ended.notified().await;
     tasks.iter().for_each(tokio::task::JoinHandle::abort);
-    if let Listen::Unix(path) = &shared.listen {
-        // It is this run's: nobody else listens there while this one does.
-        drop(std::fs::remove_file(path));
+    if let Some(bound) = shared.bound.lock().take()
+        && let Err(error) = bound.take_away()
+    {
+        tracing::warn!("[http] listen = {}: {error}; it stays", shared.listen);
     }
 }
 
 async fn sample(shared: &Arc<Shared>) {
     loop {
-        if let Ok(bits) = status(shared, shared.anybody).await {
+        if let Ok(bits) = shared.asks.status(shared.anybody).await {
             let since = SystemTime::now().duration_since(UNIX_EPOCH);
             let at_s = since.map_or(0, |since| since.as_secs());
             shared.samples.lock().add(at_s, &bits);
@@ -105,7 +88,10 @@ async fn sample(shared: &Arc<Shared>) {
 async fn accept_all(shared: &Arc<Shared>) {
     let listener = loop {
         match listen(&shared.listen).await {
-            Ok(listener) => break listener,
+            Ok((listener, bound)) => {
+                *shared.bound.lock() = bound;
+                break listener;
+            }
             Err(error) => {
                 tracing::error!(
                     "[http] listen = {}: {error}; it is tried again",
@@ -117,29 +103,23 @@ async fn accept_all(shared: &Arc<Shared>) {
     };
     tracing::info!("metrics and a page at {}", shared.listen);
     let seats = Arc::new(Semaphore::new(CONNECTIONS_MAX));
+    let by_user = Seats::default();
     loop {
         let Ok(seat) = seats.clone().acquire_owned().await else {
             return;
         };
         let accepted = match &listener {
             Listener::Tcp(listener) => listener.accept().await.map(|(stream, _)| {
-                let shared = shared.clone();
-                tokio::spawn(async move {
-                    talk(stream, shared.clone(), shared.anybody).await;
-                    drop(seat);
-                });
+                talk_apart(stream, shared, shared.anybody, seat);
             }),
             Listener::Unix(listener) => listener.accept().await.map(|(stream, _)| {
                 // Who cannot be told is nobody.
-                let asker = stream.peer_cred().map_or(NOT_TRUSTED, |cred| Asker {
-                    uid: cred.uid(),
-                    gid: cred.gid(),
-                });
-                let shared = shared.clone();
-                tokio::spawn(async move {
-                    talk(stream, shared, asker).await;
-                    drop(seat);
-                });
+                let uid = stream.peer_cred().map_or(NOBODY, |cred| cred.uid());
+                let view = View::of_user(uid);
+                // Who has too many is closed at once: others have their own.
+                if let Some(own) = by_user.take(uid, view) {
+                    talk_apart(stream, shared, view, (seat, own));
+                }
             }),
         };
         if let Err(error) = accepted {
@@ -149,13 +129,25 @@ async fn accept_all(shared: &Arc<Shared>) {
     }
 }
 
-async fn talk<S>(stream: S, shared: Arc<Shared>, asker: Asker)
+/// `seats` are held as long as the connection is.
+fn talk_apart<S>(stream: S, shared: &Arc<Shared>, view: View, seats: impl Send + 'static)
+where
+    S: tokio::io::AsyncRead + tokio::io::AsyncWrite + Unpin + Send + 'static,
+{
+    let shared = shared.clone();
+    tokio::spawn(async move {
+        talk(stream, shared, view).await;
+        drop(seats);
+    });
+}
+
+async fn talk<S>(stream: S, shared: Arc<Shared>, view: View)
 where
     S: tokio::io::AsyncRead + tokio::io::AsyncWrite + Unpin + Send + 'static,
 {
     let serve = hyper::service::service_fn(move |request| {
         let shared = shared.clone();
-        async move { Ok::<_, Infallible>(answer(&shared, asker, &request).await) }
+        async move { Ok::<_, Infallible>(answer(&shared, view, &request).await) }
     });
     let connection = hyper::server::conn::http1::Builder::new()
         .timer(TokioTimer::new())
@@ -167,7 +159,7 @@ where
     }
 }
 
-async fn answer(shared: &Arc<Shared>, asker: Asker, request: &hyper::Request<Incoming>) -> Answer {
+async fn answer(shared: &Arc<Shared>, view: View, request: &hyper::Request<Incoming>) -> Answer {
     let host = request.headers().get(header::HOST);
     let host = host.map(|host| host.to_str().unwrap_or("?"));
     if !shared.listen.may_be_called(host) {
@@ -186,7 +178,7 @@ async fn answer(shared: &Arc<Shared>, asker: Asker, request: &hyper::Request<Inc
         "/page.js" => fixed("text/javascript; charset=utf-8", SCRIPT),
         "/page.css" => fixed("text/css; charset=utf-8", STYLE),
         "/history.json" => json(shared.samples.lock().to_json().to_string()),
-        "/metrics" | "/healthz" | "/status.json" => match status(shared, asker).await {
+        "/metrics" | "/healthz" | "/status.json" => match shared.asks.status(view).await {
             Ok(bits) => {
                 let accept = request.headers().get(header::ACCEPT);
                 let accept = accept.and_then(|accept| accept.to_str().ok());
@@ -213,29 +205,6 @@ fn of_status((path, format): (&str, Format), bits: &StatusBits) -> Answer {
             Some(why) => text(StatusCode::SERVICE_UNAVAILABLE, format!("{why}\n")),
         },
     }
-}
-
-/// The status as `asker` is shown it, at most [`FRESH_MS`] old for anybody.
-async fn status(shared: &Arc<Shared>, asker: Asker) -> Result<Arc<StatusBits>, &'static str> {
-    let fresh = Duration::from_millis(FRESH_MS);
-    if asker == shared.anybody
-        && let Some((at, bits)) = &*shared.last.lock()
-        && at.elapsed() < fresh
-    {
-        return Ok(bits.clone());
-    }
-    let service = shared.service.clone();
-    let asked = tokio::task::spawn_blocking(move || status_for(&*service, (asker.uid, asker.gid)));
-    let bits = match tokio::time::timeout(STATUS_WITHIN, asked).await {
-        Ok(Ok(Some(bits))) => Arc::new(bits),
-        Ok(Ok(None)) => return Err("the server does not say its status"),
-        Ok(Err(_)) => return Err("the status has failed; the log says more"),
-        Err(_) => return Err("the server does not answer"),
-    };
-    if asker == shared.anybody {
-        *shared.last.lock() = Some((Instant::now(), bits.clone()));
-    }
-    Ok(bits)
 }
 
 fn fixed(kind: &'static str, body: &'static str) -> Answer {

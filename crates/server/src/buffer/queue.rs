@@ -322,6 +322,19 @@ impl DrainQueue {
         self.inner.lock().copied.get(&object).copied().unwrap_or(0)
     }
 
+    /// The large objects on their way to the PFS, and how much of each has been copied: those with
+    /// most first.
+    pub fn copying(&self, most: usize) -> Vec<(ObjectId, u64)> {
+        let copied = &self.inner.lock().copied;
+        let mut copying: Vec<_> = copied
+            .iter()
+            .map(|(object, bytes)| (*object, *bytes))
+            .collect();
+        copying.sort_unstable_by_key(|(object, bytes)| (std::cmp::Reverse(*bytes), object.0));
+        copying.truncate(most);
+        copying
+    }
+
     /// The outcomes of demotions that ended together.
     pub fn finished(&self, ended: &[Finished]) {
         let mut inner = self.inner.lock();

@@ -40,6 +40,8 @@ struct Progress {
 #[derive(Default)]
 pub struct Scrub {
     progress: Mutex<Progress>,
+    /// As the last run left it.
+    earlier: Progress,
     left: AtomicU64,
 }
 
@@ -55,6 +57,7 @@ impl Scrub {
         };
         Ok(Scrub {
             progress: Mutex::new(progress),
+            earlier: progress,
             ..Scrub::default()
         })
     }

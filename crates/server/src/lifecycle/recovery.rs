@@ -4,13 +4,13 @@
 use std::collections::HashSet;
 use std::io;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use forebay_namespace::{File, Garbage, Loaded, Migration, Namespace, Residency};
 use forebay_policy::durability::{Found, Verdict, of_undrained};
 use forebay_types::{Errno, ObjectId, TierId, failpoint};
 use forebay_wire::OUT_OF_REACH;
 
+use crate::base::counters::Earlier;
 use crate::base::failure::Failure;
 use crate::buffer::tierset::{DRAM, OVERFLOW, TierSet};
 use crate::integrity::atrest::is_out_of_reach;
@@ -554,18 +554,11 @@ impl Lifecycle {
 
     /// Totals of earlier runs.
     pub fn restore_totals(&self, facts: &crate::lifecycle::facts::Facts) {
-        self.base
-            .counters()
-            .demoted_bytes
-            .store(facts.demoted_bytes, Ordering::Relaxed);
-        self.base
-            .counters()
-            .demoted_files
-            .store(facts.demoted_files, Ordering::Relaxed);
-        self.base
-            .counters()
-            .evicted_bytes
-            .store(facts.evicted_bytes, Ordering::Relaxed);
+        self.base.counters().go_on(Earlier {
+            demoted_bytes: facts.demoted_bytes,
+            demoted_files: facts.demoted_files,
+            evicted_bytes: facts.evicted_bytes,
+        });
     }
 }
 

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use forebay_types::{Errno, limits};
-use forebay_wire::control::{JobProgress, PathFailure};
+use forebay_wire::control::{JobProgress, Movement, MovementStatus, PathFailure};
 use parking_lot::Mutex;
 
 use crate::base::failure::Failure;
@@ -51,6 +51,8 @@ pub struct Job {
     /// Who has started it.
     uid: u32,
     trusted: bool,
+    movement: Movement,
+    begun: Instant,
     /// As the command line is told.
     pub progress: Mutex<JobProgress>,
     /// It is to end.
@@ -126,8 +128,29 @@ impl Jobs {
         Some(job.progress_now())
     }
 
+    /// Those that go on, oldest first.
+    pub fn under_way(&self, most: usize) -> Vec<MovementStatus> {
+        let jobs = self.jobs.lock();
+        let mut running: Vec<_> = jobs.values().filter(|job| !job.is_finished()).collect();
+        running.sort_unstable_by_key(|job| job.id);
+        running.truncate(most);
+        let status = |job: &&Arc<Job>| {
+            let progress = job.progress_now();
+            MovementStatus {
+                movement: job.movement,
+                counting: progress.counting,
+                files_total: progress.files_total,
+                files_done: progress.files_done,
+                bytes_total: progress.bytes_total,
+                bytes_done: progress.bytes_done,
+                age_ms: job.begun.elapsed().as_millis() as u64,
+            }
+        };
+        running.iter().map(status).collect()
+    }
+
     /// A new job; `EAGAIN` if the user has too many under way.
-    fn add(&self, asker: &Asker) -> Result<Arc<Job>, Errno> {
+    fn add(&self, asker: &Asker, movement: Movement) -> Result<Arc<Job>, Errno> {
         let (uid, trusted) = (asker.uid(), asker.is_trusted());
         let mut jobs = self.jobs.lock();
         let running = jobs.values().filter(|job| !job.is_finished());
@@ -154,6 +177,8 @@ impl Jobs {
             id,
             uid,
             trusted,
+            movement,
+            begun: Instant::now(),
             progress: Mutex::new(progress),
             cancelled: AtomicBool::new(false),
             bytes_done: AtomicU64::new(0),

@@ -393,6 +393,21 @@ impl Engine {
         }
     }
 
+    /// Who has the turn, by server: its number, and how many writes wait there.
+    pub fn turn_holders(&self) -> Vec<(u16, u32, u64)> {
+        if !self.has_turns.load(Ordering::Relaxed) {
+            return Vec::new();
+        }
+        let turns = self.turns.lock();
+        let now_s = self.now_s();
+        let holders = turns.schedulers.iter().filter_map(|(server, scheduler)| {
+            let application = u32::try_from(scheduler.holder(now_s)?).ok()?;
+            let waiting = scheduler.waiting_of(Class::Checkpoint) as u64;
+            Some((*server, application, waiting))
+        });
+        holders.collect()
+    }
+
     fn start_all(&self, turns: &mut Turns, server: u16) {
         let now_s = self.now_s();
         let mut any = false;
@@ -525,6 +540,9 @@ mod tests {
         let first = engine.enter(1, 1, Class::Checkpoint).expect("a turn");
         // Else it would wait for the first, which is not over.
         let elsewhere = engine.enter(2, 2, Class::Checkpoint).expect("a turn");
+        let mut holders = engine.turn_holders();
+        holders.sort_unstable();
+        assert_eq!(holders, [(1, 1, 0), (2, 2, 0)]);
         let begun = Instant::now();
         std::thread::scope(|scope| {
             let behind = scope.spawn(|| {

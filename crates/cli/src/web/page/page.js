@@ -47,12 +47,30 @@ function figures(status) {
     ["Most that may be", bytes(status.dirty_cap_bytes)],
     ["Drain", rate(drain.rate_bytes_per_s)],
     ["On the PFS in", drain.eta_s === null ? "–" : span(drain.eta_s)],
+    ["Has the turn", turns(status)],
     ["Files", status.files.toLocaleString("en")],
     ["Waited for space", span(status.space_wait_s_total)],
     ["Restarts from here", `${status.restart_hits_total} of ${status.restarts_total}`],
     ["Errors, conflicts", `${status.errors_total}, ${status.conflicts_total}`],
   ];
   $("figures").replaceChildren(...found.map(([what, value]) => make("div", {}, make("span", { textContent: what }), make("b", { textContent: value }))));
+}
+
+function turns(status) {
+  if (status.names_hidden) return "not shown";
+  const nodes = (status.nodes || []).length > 0;
+  const found = (status.turns || []).map((turn) => `${turn.application}${nodes ? ` (server ${turn.server})` : ""}${turn.waiting_writes ? `, ${turn.waiting_writes} wait` : ""}`);
+  return found.length ? found.join("; ") : "nobody";
+}
+
+/* Copies to the PFS and ordered movements, with the time that is left. */
+function onItsWay(status) {
+  const meter = (done, all, what) => make("meter", { max: all || 1, value: done, title: `${what}: how far` });
+  const copies = (status.copies || []).map((copy) => [copy.path, "to the PFS", meter(copy.copied_bytes, copy.bytes, copy.path), bytes(copy.copied_bytes), bytes(copy.bytes), span(copy.eta_s)]);
+  const movements = (status.movements || []).map((moves) => [`${moves.files_done} of ${moves.files_total}${moves.counting ? " or more" : ""} files`, moves.movement,
+    meter(moves.bytes_done, moves.bytes_total, moves.movement), bytes(moves.bytes_done), bytes(moves.bytes_total), span(moves.eta_s)]);
+  $("now-part").hidden = copies.length + movements.length === 0;
+  table("now", ["What", "How", "", "Done", "Of", "Time left"], [...movements, ...copies], "");
 }
 
 /* A row of lines over the last hour. `lines`: name, values; `limits`: name, value. */
@@ -150,6 +168,7 @@ function show(status, history, health) {
   figures(status);
   charts(status, history);
   $("why").textContent = status.plan.why ? `Plan: ${status.plan.why}` : "";
+  onItsWay(status);
   tables(status);
   problems(status);
 }

@@ -95,6 +95,11 @@ impl Integrity {
         }
     }
 
+    /// What was checked, bytes, and found in earlier runs.
+    pub fn scrubbed_earlier(&self) -> (u64, u64) {
+        (self.scrub.earlier.checked_bytes, self.scrub.earlier.found)
+    }
+
     fn scrub_begun_s_ago(&self) -> f64 {
         let begun_s = self.scrub.progress.lock().begun_s;
         begun_s.map_or(f64::MAX, |begun| (TimeSpec::now().sec - begun) as f64)

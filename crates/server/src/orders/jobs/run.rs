@@ -30,7 +30,7 @@ pub fn start(
     paths: Vec<Vec<u8>>,
     asker: Asker,
 ) -> Result<u64, Failure> {
-    let job = orders.jobs.add(&asker)?;
+    let job = orders.jobs.add(&asker, movement)?;
     let orders = orders.clone();
     let id = job.id;
     let running = job.clone();
@@ -516,12 +516,14 @@ mod tests {
         // Neither of them runs the test.
         let (one, other) = (asker(4_000_000), asker(4_000_001));
         let mut own = Vec::new();
-        while let Ok(job) = jobs.add(&one) {
+        while let Ok(job) = jobs.add(&one, Movement::StageOut) {
             own.push(job);
         }
         assert_eq!(own.len(), RUNNING_PER_USER_MAX);
-        let foreign = jobs.add(&other).expect("another user's");
-        let roots = jobs.add(&asker(0)).expect("root's");
+        let foreign = jobs
+            .add(&other, Movement::StageOut)
+            .expect("another user's");
+        let roots = jobs.add(&asker(0), Movement::StageOut).expect("root's");
         assert!(jobs.cancel(roots.id, &one).is_none());
         assert!(jobs.progress(foreign.id, &one).is_none());
         assert!(!roots.cancelled.load(Ordering::Acquire));
@@ -531,12 +533,16 @@ mod tests {
         own[0].progress.lock().finished = true;
         let first = own[0].id;
         for _ in 1..KEPT_PER_USER_MAX - RUNNING_PER_USER_MAX {
-            let job = jobs.add(&one).expect("one more");
+            let job = jobs.add(&one, Movement::StageOut).expect("one more");
             job.progress.lock().finished = true;
         }
         assert!(jobs.progress(first, &one).is_some());
-        jobs.add(&one).expect("one more").progress.lock().finished = true;
-        jobs.add(&one).expect("one more");
+        jobs.add(&one, Movement::StageOut)
+            .expect("one more")
+            .progress
+            .lock()
+            .finished = true;
+        jobs.add(&one, Movement::StageOut).expect("one more");
         assert!(jobs.progress(first, &one).is_none());
         assert!(jobs.progress(own[1].id, &one).is_some(), "it still runs");
     }
@@ -547,7 +553,12 @@ mod tests {
         strand(&lab, "gone", "f");
         let me = asker(rustix::process::geteuid().as_raw());
         for path in ["", "gone", "gone/f"] {
-            let job = lab.rooms().orders.jobs.add(&me).expect("a job");
+            let job = lab
+                .rooms()
+                .orders
+                .jobs
+                .add(&me, Movement::StageOut)
+                .expect("a job");
             let paths = [path.as_bytes().to_vec()];
             run(&lab.rooms().orders, &job, Movement::StageOut, &paths, &me);
             let progress = job.progress_now();
@@ -573,7 +584,11 @@ mod tests {
         drain(rooms);
         let me = asker(rustix::process::geteuid().as_raw());
         for is_here in [true, false] {
-            let job = rooms.orders.jobs.add(&me).expect("a job");
+            let job = rooms
+                .orders
+                .jobs
+                .add(&me, Movement::StageOut)
+                .expect("a job");
             run(&rooms.orders, &job, Movement::StageOut, &[Vec::new()], &me);
             let progress = job.progress_now();
             assert_eq!(progress.failed, 1, "{is_here}: {progress:?}");
@@ -596,7 +611,13 @@ mod tests {
         drain(rooms);
         let file = rooms.buffer.files().pop().expect("file");
         let me = asker(rustix::process::geteuid().as_raw());
-        let jobs = [(); 2].map(|()| rooms.orders.jobs.add(&me).expect("a job"));
+        let jobs = [(); 2].map(|()| {
+            rooms
+                .orders
+                .jobs
+                .add(&me, Movement::StageOut)
+                .expect("a job")
+        });
         std::thread::scope(|scope| {
             let claim = rooms.buffer.opens().claim(file.ino);
             let start = |job| {
@@ -630,7 +651,11 @@ mod tests {
         let theirs = rooms.base.settings().pfs.join("f");
         std::fs::write(theirs, "theirs").expect("write");
         let me = asker(rustix::process::geteuid().as_raw());
-        let job = rooms.orders.jobs.add(&me).expect("a job");
+        let job = rooms
+            .orders
+            .jobs
+            .add(&me, Movement::StageOut)
+            .expect("a job");
         std::thread::scope(|scope| {
             let paths = [Vec::new()];
             let (job, me) = (&job, &me);
@@ -660,7 +685,11 @@ mod tests {
             "{failure:?}"
         );
         // It is told once: there is nothing to do for the next one.
-        let again = rooms.orders.jobs.add(&me).expect("a job");
+        let again = rooms
+            .orders
+            .jobs
+            .add(&me, Movement::StageOut)
+            .expect("a job");
         run(
             &rooms.orders,
             &again,
