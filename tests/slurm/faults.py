@@ -1,6 +1,7 @@
 """What went wrong once, or could: links, jobs that run again, last checkpoints, calls that are killed, directories that are
 left, names of others. One function for each case, as in cases.py."""
 
+import contextlib
 import os
 import re
 import signal
@@ -107,10 +108,13 @@ def a_stage_out_that_is_killed_keeps_results(site):
         until("the stage-out", lambda: "BurstBufferState=staging-out" in site.show(job))
         until("its record", lambda: "kept=yes" in site.record(job).read_text(encoding="utf-8"))
         # As Slurm does after StageOutTimeout.
-        killed = lua_of(site)
-        for pid in killed:
-            os.killpg(pid, signal.SIGKILL)
-        assert killed and all(os.getpgid(pid) == pid for pid in killed), killed
+        killed = 0
+        for pid in lua_of(site):
+            # Another call of the plugin may have ended meanwhile.
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(pid, signal.SIGKILL)
+                killed += 1
+        assert killed, "no call of the plugin runs"
         site.reason(job, "slurm_bb_data_out")
     finally:
         os.kill(daemon, signal.SIGCONT)
