@@ -39,7 +39,7 @@ test-web: setup-build setup-run ## the page in a browser, metrics and alerts wit
 	$(CARGO) build --release --locked -p forebay
 	python3 tests/web/main.py --forebay $(BIN)
 
-test-slurm: setup-build ## Slurm's plugin in a Slurm of its own: staging, rights, bad directives, kills, a full and a hanging PFS (about 2 minutes; [ONLY=words])
+test-slurm: setup-build ## Slurm's plugin in a Slurm of its own: staging, rights, bad directives, kills, a full and a hanging PFS (about 5 minutes; [ONLY=words])
 	scripts/setup.sh slurm
 	$(CARGO) build --release --locked -p forebay
 	python3 tests/slurm/main.py --forebay $(BIN) $(if $(ONLY),--only $(ONLY))

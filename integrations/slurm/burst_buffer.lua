@@ -288,8 +288,8 @@ local function left_before(conf, job)
     return found
 end
 
--- Jobs that Slurm knows no more, and that are on record: their teardown did not succeed in the
--- times that Slurm tries it.
+-- Jobs on record that Slurm knows no more, or that were cancelled and wait for nothing: their
+-- teardown did not succeed in the times that Slurm tries it, or was ended by Slurm itself.
 local function sweep(conf)
     local stamp = conf.records .. "/swept"
     local now, begun = os.time(), tonumber(read_file(stamp) or "")
@@ -304,8 +304,8 @@ local function sweep(conf)
         fail("squeue: %s", first_lines(text))
     end
     local known = {}
-    for number in ("\n" .. text):gmatch("\n%s*(%d+)") do
-        known[number] = true
+    for number, state in text:gmatch("(%d+)%s+%d+%s+(%S+)%s*\n") do
+        known[number] = state ~= "CANCELLED"
     end
     for job in names:gmatch("/job%-(%d+)\n") do
         if not known[job] and os.time() - now < SWEEP_S_MAX then
@@ -445,7 +445,10 @@ function slurm_bb_data_in(job)
             end
         end
         record[1].staged = ("%.0f"):format(bytes)
-        save(conf, job, record)
+        -- The teardown of a job that was cancelled meanwhile was here before.
+        if load_record(conf, job) then
+            save(conf, job, record)
+        end
     end)
 end
 

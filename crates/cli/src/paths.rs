@@ -373,9 +373,13 @@ mod tests {
         let path = folder.join("list");
         let file = std::fs::File::create(&path).expect("create");
         file.set_len(LIST_BYTES_MAX).expect("sparse");
-        let whole = std::fs::File::open(&path).and_then(read_list).expect("the longest list");
+        let whole = std::fs::File::open(&path)
+            .and_then(read_list)
+            .expect("the longest list");
         file.set_len(1 << 40).expect("sparse");
-        let error = std::fs::File::open(&path).and_then(read_list).expect_err("no list");
+        let error = std::fs::File::open(&path)
+            .and_then(read_list)
+            .expect_err("no list");
         std::fs::remove_dir_all(&folder).expect("remove");
         assert_eq!(whole.len() as u64, LIST_BYTES_MAX);
         assert_eq!(error.raw_os_error(), Some(libc::EFBIG));
