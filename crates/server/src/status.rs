@@ -45,8 +45,6 @@ impl Rooms {
         let load = |counter: &std::sync::atomic::AtomicU64| counter.load(Ordering::Relaxed);
         let (dwsf_bytes, dwpp_bytes) = self.plan.learning().figures();
         let (restarts_total, restart_hits_total) = self.plan.learning().restarts();
-        // Not in the literal below: a guard there would live until its end.
-        let files = self.buffer.table().read().len() as u64;
         let unpublished = self.orders.version_status();
         let (conflicts_total, conflicts) = self.base.conflicts().all();
         let (failing, next_try) = self.buffer.queue().failing();
@@ -84,7 +82,7 @@ impl Rooms {
             earlier: self.earlier(),
             waited_writes_total: load(&self.base.counters().waited_writes),
             space_wait_ms_total: load(&self.base.counters().space_wait_us) / 1000,
-            files,
+            files: self.files_here(),
             open_files: self.buffer.opens().open_files(),
             held_files: self.buffer.opens().held(),
             holding_files: holding.total,
@@ -110,6 +108,11 @@ impl Rooms {
             second_copies: self.lifecycle.second_copies(),
             ..StatusBits::default()
         }
+    }
+
+    /// Apart from the literal above: a guard in that would live until its end.
+    fn files_here(&self) -> u64 {
+        self.buffer.table().read().len() as u64
     }
 
     fn earlier(&self) -> EarlierTotals {

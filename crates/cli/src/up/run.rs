@@ -64,7 +64,10 @@ pub fn serve(
         // While it took over.
         instance.request_stop();
     }
-    let outcome = open_and_wait(plan, front, &instance, &supervisor, &mut announce);
+    // As long as this process does: all that is left to do belongs to the stop.
+    let mut told = None;
+    let ways: Ways<'_> = (&mut announce, &mut told);
+    let outcome = open_and_wait(plan, front, &instance, &supervisor, ways);
     if instance.is_deposed()
         && let Some(arguments) = front.arguments()
     {
@@ -72,12 +75,7 @@ pub fn serve(
         tracing::warn!("this server does not lead any more; it starts anew, and stands by");
         return Err(start_anew(arguments, detached, log));
     }
-    let (outcome, stopping) = match outcome {
-        Ok(stopping) => (Ok(()), stopping),
-        Err(failure) => (Err(failure), None),
-    };
     let summary = instance.stop();
-    drop(stopping);
     if outcome.is_ok()
         && instance.is_to_start_anew()
         && let Some(arguments) = front.arguments()
@@ -146,13 +144,19 @@ fn note_command(state: &Path, front: &dyn Front) {
     }
 }
 
+/// To say that it answers, and to have said that it stops.
+type Ways<'a> = (
+    &'a mut dyn FnMut() -> Result<(), Failure>,
+    &'a mut Option<Stopping>,
+);
+
 fn open_and_wait(
     plan: &Plan,
     front: &dyn Front,
     instance: &Arc<Instance>,
     supervisor: &Supervisor,
-    announce: &mut dyn FnMut() -> Result<(), Failure>,
-) -> Result<Option<Stopping>, Failure> {
+    (announce, told): Ways<'_>,
+) -> Result<(), Failure> {
     let settings = &plan.settings;
     let socket = SocketPath::of(&settings.state).explain(settings.state.display(), "")?;
     let control = UnixServer::start(&socket.path, instance.service()).explain(
@@ -170,14 +174,14 @@ fn open_and_wait(
     if instance.is_deposed() {
         // Nobody is to be told anything more.
         std::mem::forget((open, control));
-        return ready.map(|()| None);
+        return ready;
     }
     // The unmount writes what the kernel still has.
-    let stopping = tell_stop(instance);
+    *told = tell_stop(instance);
     drop(web);
     open.close(instance);
     drop(control);
-    ready.map(|()| stopping)
+    ready
 }
 
 /// Of what starts itself anew systemd need not hear.

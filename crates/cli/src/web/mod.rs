@@ -85,7 +85,7 @@ mod tests {
     use std::path::Path;
     use std::time::{Duration, Instant};
 
-    use forebay_wire::control::{ControlResponse, StatusBits};
+    use forebay_wire::control::ControlResponse;
     use forebay_wire::{Peer, Reply, Request, Response};
 
     use super::*;
@@ -94,7 +94,7 @@ mod tests {
 
     impl Service for Well {
         fn handle(&self, _: Peer<'_>, _: Request, _: &[u8], _: &mut [u8]) -> Reply {
-            Response::Control(ControlResponse::Status(Box::new(StatusBits::default()))).into()
+            Response::Control(ControlResponse::Status(Box::default())).into()
         }
     }
 
