@@ -14,7 +14,7 @@ const TABLE: &str = include_str!("../../../../docs/operations.md");
 const HEAD: &str =
     "| setting | flag | environment | default | takes | meaning, and when to change it |";
 /// Flags of `up` that are no settings.
-const NO_SETTINGS: [&str; 3] = ["check", "config", "detach", "detached"];
+const NO_SETTINGS: [&str; 4] = ["check", "config", "detach", "detached"];
 /// Settings without a default value: it is nothing, or depends on the machine, and the table has
 /// words for it.
 const WITHOUT_DEFAULT: [&str; 18] = [
