@@ -368,7 +368,7 @@ mod tests {
 
     #[test]
     fn lists_have_a_limit() {
-        let folder = std::env::temp_dir().join(format!("fb-list-{}", std::process::id()));
+        let folder = std::env::temp_dir().join(format!("forebay-list-{}", std::process::id()));
         std::fs::create_dir(&folder).expect("mkdir");
         let path = folder.join("list");
         let file = std::fs::File::create(&path).expect("create");
