@@ -241,7 +241,7 @@ setup_mpi() {
     need unshare util-linux
     install_missing
     local built=$here/.cache/mpi wanted
-    wanted="$mpich_sha256 $(mpicc.mpich --version | head -1) $(sha256sum <"$here/tests/posix/mpi_build.sh")"
+    wanted="$mpich_sha256 $(mpicc.mpich --version | head -1) $(cat "$here/tests/posix/mpi_build.sh" "$here/examples/mpi-io/strided.c" | sha256sum)"
     [[ ! -e $built/installed.txt || $(<"$built/installed.txt") != "$wanted" ]] || return 0
     printf "setup: building the tests of MPICH's MPI-IO in .cache/mpi\n"
     rm -rf "$built"

@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
-# Builds the tests of MPI-IO in MPICH's source: mpi_build.sh SOURCE.tar.xz FOLDER; then FOLDER/mpich and FOLDER/openmpi have the programs.
+# Builds the tests of MPI-IO in MPICH's source, and the example: mpi_build.sh SOURCE.tar.xz FOLDER; then FOLDER/mpich and FOLDER/openmpi have the programs.
 #
 # Only C and Fortran files are taken: what a `configure` would put into them is known for Linux on 64 bits. What a compiler refuses is not there in
 # the end; the suites know which ones these are (exclusions.toml).
 set -euo pipefail
 
+here=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 archive=$1 into=$2
 source=$into/unpacked
 mkdir -p "$source"
@@ -22,6 +23,7 @@ printf '#define THREAD_PACKAGE_NAME THREAD_PACKAGE_POSIX\n' >>"$include/mpitestc
 
 for library in mpich openmpi; do
     mkdir -p "$into/$library" "$into/objects-$library"
+    "mpicc.$library" -O1 -Wall -Werror -o "$into/$library/strided" "$here/examples/mpi-io/strided.c"
     helpers=()
     for helper in mtest mtest_common mtest_thread; do
         helpers+=("$into/objects-$library/$helper.o")
