@@ -29,10 +29,11 @@ test-python-torch: setup-build ## the same for checkpoints of torch; installs 3 
 wheel: ## dist/forebay-*.whl, the Python package
 	scripts/python.sh wheel
 
-test-posix: setup-build setup-run ## POSIX suites on real mounts: pjdfstest, fsx, stress-ng, fio, h5py, sqlite, git (about an hour)
+test-posix: setup-build setup-run ## POSIX suites on real mounts: pjdfstest, fsx, stress-ng, fio, h5py, sqlite, git, MPI-IO (about an hour and a half)
 	scripts/setup.sh posix
 	$(CARGO) build --release --locked -p forebay
 	python3 tests/posix/main.py --forebay $(BIN)
+	python3 tests/posix/main.py --forebay $(BIN) --serial --quick --only romio,ompio --ways network,nodes
 
 test-web: setup-build setup-run ## the page in a browser, metrics and alerts with a real Prometheus (2 minutes)
 	scripts/setup.sh web

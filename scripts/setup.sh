@@ -1,11 +1,12 @@
 #!/usr/bin/env bash
 # Installs what is missing on a Debian 12 machine; says nothing when nothing is.
 #
-#   scripts/setup.sh build|run|test|web|python|python-package|python-torch|posix|posix-short|slurm|package|deny|site...     (several at once are fine)
+#   scripts/setup.sh build|run|test|web|python|python-package|python-torch|mpi|posix|posix-short|slurm|package|deny|site...     (several at once are fine)
 #
 # build   a C compiler and cargo       run   what a mount and the demo need
 # test    what only the tests need, and .cache/venv-test     python   .cache/venv with examples/heat/requirements.txt
 # posix-short   .cache/bin with pjdfstest and fsx     posix   that, .cache/venv-posix, and more programs
+# mpi     MPICH and Open MPI, and .cache/mpi with the tests of MPI-IO in MPICH's source, for each of them (a part of posix)
 # web     a browser and Prometheus
 # slurm   slurmctld, slurmd and munge, which the packages leave stopped
 # package   what installs the Debian package in a copy of the machine, and reads its pages and completions
@@ -232,6 +233,50 @@ setup_posix() {
     need make make
     install_missing
     setup_venv venv-posix tests/posix/requirements.txt
+    setup_mpi
+}
+
+# Of Debian's source package, with the checksum of what upstream made.
+mpich_version=4.0.2-3
+mpich_source=mpich_4.0.2.orig.tar.xz
+mpich_sha256=b27039f964afeb6b8a3e009c56b441cbe368c26d6d6476ad3bb7190996875860
+
+setup_mpi() {
+    local missing=()
+    need mpicc.mpich mpich libmpich-dev
+    need mpicc.openmpi openmpi-bin libopenmpi-dev
+    need gfortran gfortran
+    need xz xz-utils
+    need unshare util-linux
+    install_missing
+    local built=$here/.cache/mpi wanted
+    wanted="$mpich_sha256 $(mpicc.mpich --version | head -1) $(cat "$here/tests/posix/mpi_build.sh" "$here/examples/mpi-io/strided.c" | sha256sum)"
+    [[ ! -e $built/installed.txt || $(<"$built/installed.txt") != "$wanted" ]] || return 0
+    printf "setup: building the tests of MPICH's MPI-IO in .cache/mpi\n"
+    rm -rf "$built"
+    mkdir -p "$built/source"
+    fetch_source "mpich=$mpich_version" "$mpich_source" "$mpich_sha256" "$built/source"
+    bash "$here/tests/posix/mpi_build.sh" "$built/source/$mpich_source" "$built" || fail "the tests of MPI-IO could not be built"
+    rm -r "$built/source"
+    printf '%s\n' "$wanted" >"$built/installed.txt"
+}
+
+# fetch_source PACKAGE FILE SHA256 FOLDER: a file of a source package. What the machine has of Debian's package lists names where; sources are
+# looked for there, too, without a change of its settings.
+fetch_source() {
+    local package=$1 file=$2 sum=$3 folder=$4 list output options
+    have apt-get || fail "missing: the source of $package (no apt-get here)"
+    mkdir -p "$folder/parts" "$folder/lists/partial"
+    for list in /etc/apt/sources.list /etc/apt/sources.list.d/*; do
+        if [[ -f $list ]] && { [[ $list == /etc/apt/sources.list ]] || grep -q debian-archive-keyring "$list"; }; then
+            sed -e 's/^Types:.*/Types: deb-src/' -e 's/^deb /deb-src /' "$list" >"$folder/parts/${list##*/}"
+        fi
+    done
+    options=(-o Dir::Etc::sourcelist=/dev/null -o "Dir::Etc::sourceparts=$folder/parts" -o "Dir::State::lists=$folder/lists"
+        -o Dir::Cache::srcpkgcache= -o Dir::Cache::pkgcache= -o APT::Sandbox::User=root)
+    output=$(apt-get "${options[@]}" update -qq 2>&1) || fail "apt-get update failed: $output"
+    output=$(cd "$folder" && apt-get "${options[@]}" source -qq --download-only "$package" 2>&1) || fail "apt-get source $package failed: $output"
+    printf '%s  %s\n' "$sum" "$folder/$file" | sha256sum --check --quiet || fail "$file is not what it was"
 }
 
 setup_slurm() {
@@ -269,10 +314,10 @@ setup_package() {
     install_stopped
 }
 
-(($#)) || fail "usage: setup.sh build|run|test|web|python|python-package|python-torch|posix|posix-short|slurm|package|deny|site..."
+(($#)) || fail "usage: setup.sh build|run|test|web|python|python-package|python-torch|mpi|posix|posix-short|slurm|package|deny|site..."
 for mode in "$@"; do
     case $mode in
-        build | run | test | web | python | python-package | python-torch | posix | posix-short | slurm | package | deny | site) "setup_$mode" ;;
-        *) fail "unknown mode '$mode' (build, run, test, web, python, python-package, python-torch, posix, posix-short, slurm, package, deny, site)" ;;
+        build | run | test | web | python | python-package | python-torch | mpi | posix | posix-short | slurm | package | deny | site) "setup_$mode" ;;
+        *) fail "unknown mode '$mode' (build, run, test, web, python, python-package, python-torch, mpi, posix, posix-short, slurm, package, deny, site)" ;;
     esac
 done

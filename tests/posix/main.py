@@ -17,6 +17,7 @@ import time
 import tomllib
 from pathlib import Path
 
+from mpi import ior
 from outside import ltp, xfstests
 from place import place, say
 from suites import ALL, HERE, SHORT
@@ -27,7 +28,7 @@ WAYS = ("passthrough", "requests", "network", "nodes")
 # Without being told: on one node.
 USUAL_WAYS = WAYS[:2]
 # Built elsewhere; they run only where their folder is given.
-OUTSIDE = {"xfstests": xfstests, "ltp": ltp}
+OUTSIDE = {"xfstests": xfstests, "ltp": ltp, "ior": ior}
 
 
 def names(known):
@@ -55,7 +56,10 @@ def arguments():
     parser.add_argument("--work", type=Path, help="where temporary directories go")
     parser.add_argument("--xfstests", type=Path, metavar="DIR", help="run xfstests, which was built there")
     parser.add_argument("--ltp", type=Path, metavar="DIR", help="run LTP, which was installed there")
-    parser.add_argument("--cases", type=lambda text: text.split(","), metavar="A,B", help="of xfstests or LTP, these only")
+    parser.add_argument("--ior", type=lambda text: [Path(each) for each in text.split(",")], metavar="A,B",
+                        help="run these programs ior, each built with MPICH or Open MPI, with MPI-IO")
+    parser.add_argument("--cases", type=lambda text: text.split(","), metavar="A,B", help="of xfstests, LTP or MPI-IO, these only")
+    parser.add_argument("--mpi", type=Path, default=ROOT / ".cache/mpi", help="where the tests of MPI-IO are")
     parser.add_argument("--json", action="store_true", help="results as JSON on standard output")
     args = parser.parse_args()
     if args.network and args.ways:

@@ -10,6 +10,7 @@ import time
 
 from churn import Churn
 from machine import MIB, ROOT, Failure, run
+from mpi import ompio, romio, romio321
 from place import say
 from programs import git, h5py, sqlite
 
@@ -202,6 +203,7 @@ def fio(here, args):
 
 
 
-ALL = {"pjdfstest": pjdfstest, "fsx": fsx, "stress-ng": stress_ng, "fio": fio, "h5py": h5py, "sqlite": sqlite, "git": git}
+ALL = {"pjdfstest": pjdfstest, "fsx": fsx, "stress-ng": stress_ng, "fio": fio, "h5py": h5py, "sqlite": sqlite, "git": git,
+       "romio": romio, "ompio": ompio, "romio321": romio321}
 # Those that fit into `make test`.
 SHORT = ("pjdfstest", "fsx")
