@@ -7,10 +7,12 @@ use serde::{Deserialize, Serialize};
 
 mod fsck;
 mod history;
+mod live;
 mod nodes;
 
 pub use fsck::{CLEAN_COPY_GONE, CONTENT_LOST, FSYNCED_LEFT, Finding, FsckReport};
 pub use history::{HistoryAsked, HistoryPage};
+pub use live::{InForce, LimitInForce, LimitStatus, Reloaded, RuleInForce, Whose};
 pub use nodes::{Awaited, AwaitedFile, EmptyingStatus, NodeStatus, SecondCopiesStatus};
 
 /// An explicit movement of files.
@@ -60,6 +62,10 @@ pub enum Control {
         policy: Option<String>,
         placement: Option<String>,
     },
+    /// Rules and limits in force.
+    InForce,
+    /// Reads the settings again, and takes those that can change while it runs.
+    Reload,
     /// Has a data server's node emptied, so that no new file goes there either; or uses it again.
     /// Answers with the status.
     Node { server: u16, empty: bool },
@@ -77,6 +83,7 @@ impl Control {
             | Control::Where { .. }
             | Control::Job { .. }
             | Control::History(_)
+            | Control::InForce
             | Control::Node { .. } => true,
             // A second start is a second job; the others act on what may have changed in between.
             Control::Start { .. }
@@ -84,6 +91,7 @@ impl Control {
             | Control::Shutdown { .. }
             | Control::Calibrate { .. }
             | Control::Policy { .. }
+            | Control::Reload
             | Control::Fsck { .. } => false,
         }
     }
@@ -99,6 +107,8 @@ impl Control {
             Control::Shutdown { .. } => "down",
             Control::Calibrate { .. } => "calibrate",
             Control::Policy { .. } => "policy",
+            Control::InForce => "rules and limits",
+            Control::Reload => "reload",
             Control::Node { .. } => "order for a node",
             Control::History(_) => "history",
             Control::Fsck { .. } => "fsck",
@@ -113,11 +123,13 @@ impl Control {
             | Control::Start { .. }
             | Control::Job { .. }
             | Control::History(_)
+            | Control::InForce
             | Control::Node { .. }
             | Control::Cancel { .. } => true,
             Control::Shutdown { .. }
             | Control::Calibrate { .. }
             | Control::Policy { .. }
+            | Control::Reload
             | Control::Fsck { .. } => false,
         }
     }
@@ -158,6 +170,8 @@ pub enum ControlResponse {
     Stopping,
     Calibrated(Calibrated),
     History(HistoryPage),
+    InForce(InForce),
+    Reloaded(Reloaded),
     Fsck(FsckReport),
 }
 
@@ -564,6 +578,10 @@ pub struct StatusBits {
     pub applications: Vec<ApplicationStatus>,
     /// How many have any.
     pub applications_total: u64,
+    /// What users and groups with a limit have here: those with most.
+    pub limits: Vec<LimitStatus>,
+    /// How many have any.
+    pub limits_total: u64,
     /// Clients, where a network server serves them.
     pub network: Option<Box<NetworkStatus>>,
     /// The servers of the cluster; empty without one.

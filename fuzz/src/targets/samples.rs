@@ -310,6 +310,8 @@ pub fn controls() -> Vec<Control> {
             policy: Some("maxbw".into()),
             placement: Some("lru".into()),
         },
+        Control::InForce,
+        Control::Reload,
         Control::Fsck {
             dry_run: true,
             checksums: false,

@@ -56,6 +56,9 @@ pub fn serve(
         }
         started => started.map_err(|e| Failure::fatal(e.to_string()))?,
     };
+    if let Some(again) = front.again() {
+        instance.reload_by(Box::new(again.call(&instance)));
+    }
     // Nobody else sets `served`.
     let _ = served.set(instance.clone());
     let mut announce = standby.take_over();
@@ -204,7 +207,7 @@ pub fn say_who_serves(state: &Path) -> Result<(), Failure> {
 }
 
 /// The first signal stops in order, the second at once; what fsync promised is safe either way.
-/// SIGHUP opens the log again, unless somebody's terminal goes away with this process in its
+/// SIGHUP opens the log again and reads the settings again, unless somebody's terminal goes away with this process in its
 /// foreground.
 fn watch_signals(
     plan: &Plan,
@@ -215,14 +218,20 @@ fn watch_signals(
     let state = plan.settings.state.clone();
     let mount = plan.settings.mount.clone();
     signals::ignore_user_signals()?;
-    let log = log.clone();
+    let (log, serving) = (log.clone(), served.clone());
     let hangup = match !detached && std::io::stdin().is_terminal() {
         true => Hangup::Stops,
-        false => Hangup::Calls(Box::new(move || match log.reopen() {
-            Ok(true) => tracing::info!("the log was opened again"),
-            Ok(false) => {}
-            Err(error) => {
-                tracing::warn!("the log cannot be opened again: {}", reason(&error));
+        false => Hangup::Calls(Box::new(move || {
+            match log.reopen() {
+                Ok(true) => tracing::info!("the log was opened again"),
+                Ok(false) => {}
+                Err(error) => {
+                    tracing::warn!("the log cannot be opened again: {}", reason(&error));
+                }
+            }
+            if let Some(instance) = serving.get() {
+                // It says in the log what came of it.
+                instance.reload();
             }
         })),
     };

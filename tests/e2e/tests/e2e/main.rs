@@ -44,6 +44,7 @@ mod posix_unnamed;
 mod posix_users;
 mod racing;
 mod random;
+mod reload;
 mod repeated;
 mod replica;
 mod restarts;
