@@ -36,6 +36,7 @@ mod mounts;
 mod movement;
 mod nodes;
 mod out;
+mod owners;
 mod packaging;
 mod paths;
 mod plan;

@@ -6,16 +6,17 @@ use std::time::Duration;
 use clap::Args;
 use forebay_policy::demotion::PlacementPolicy;
 use forebay_policy::plan::DrainPolicy;
-use forebay_types::format_duration;
-use forebay_wire::control::{Control, ControlResponse, InForce, RuleInForce};
+use forebay_types::{format_duration, format_size};
+use forebay_wire::control::{Control, ControlResponse, InForce, LimitInForce, RuleInForce, Whose};
 use serde_json::{Value, json};
 
 use crate::control::{AskError, Daemon};
 use crate::exit::{Exit, Failure};
+use crate::owners::whose;
 use crate::show::json;
 use crate::{instance, out, usage};
 
-/// Shows policy and rules in force, or takes another policy while everything runs
+/// Shows policy, rules and limits in force, or takes another policy while everything runs
 #[derive(Args)]
 #[command(
     after_help = usage::EXIT_CODES,
@@ -24,7 +25,8 @@ use crate::{instance, out, usage};
         "at full speed), dedicated (a share for each application, no sharing).\n",
         "Placements (who is demoted and dropped first): bbos (outdated versions, then highest MTBF), fifo,\n",
         "lru, coolness. A choice holds until the burst buffer stops; then the configuration counts again.\n",
-        "`forebay reload` takes changed rules from the configuration. Only root and the user who runs it see rules.\n\n",
+        "`forebay reload` takes changed rules and limits from the configuration. Rules, and limits of others, are\n",
+        "shown to root and to the user who runs it.\n\n",
         "Examples:\n  forebay policy\n  forebay policy maxeff --state /var/lib/forebay\n  forebay policy --placement lru\n\n",
         "Exit codes: 0 shown or changed; 1 nothing runs there, or it is another user's."
     )
@@ -39,7 +41,7 @@ pub struct PolicyArgs {
     /// State folder of the burst buffer; without it (and FOREBAY_STATE) the only one mounted here
     #[arg(long, value_name = "DIR")]
     state: Option<PathBuf>,
-    /// Print one JSON object: policy, placement, plan, rules
+    /// Print one JSON object: policy, placement, plan, rules, limits
     #[arg(long)]
     json: bool,
 }
@@ -75,6 +77,7 @@ pub fn run(args: &PolicyArgs) -> Result<Exit, Failure> {
             "plan": crate::status::plan_json(&bits.plan),
             "rules": in_force.rules.iter().map(rule_json).collect::<Vec<_>>(),
             "rules_hidden": in_force.rules_hidden,
+            "limits": in_force.limits.iter().map(limit_json).collect::<Vec<_>>(),
         })),
         false => out::print(&format!(
             "policy {}, placement {}: {}\n{}",
@@ -99,12 +102,13 @@ fn rule_json(rule: &RuleInForce) -> Value {
     })
 }
 
-/// The rules, a line each, in the order in which they are tried.
+/// Rules and limits, a line each, in the order in which they are tried.
 fn lines(in_force: &InForce) -> String {
     let rules = in_force.rules.iter();
-    rules
-        .map(|rule| format!("rule {}\n", in_words(rule)))
-        .collect()
+    let rules = rules.map(|rule| format!("rule {}\n", in_words(rule)));
+    let limits = in_force.limits.iter();
+    let limits = limits.map(|limit| format!("limit {}\n", limit_in_words(limit)));
+    rules.chain(limits).collect()
 }
 
 fn in_words(rule: &RuleInForce) -> String {
@@ -127,4 +131,31 @@ fn in_words(rule: &RuleInForce) -> String {
         true => rule.pattern.clone(),
         false => format!("{}: {}", rule.pattern, parts.join("; ")),
     }
+}
+
+fn limit_json(limit: &LimitInForce) -> Value {
+    let (kind, id) = match limit.whose {
+        Whose::EachUser => ("user", None),
+        Whose::User(id) => ("user", Some(id)),
+        Whose::EachGroup => ("group", None),
+        Whose::Group(id) => ("group", Some(id)),
+    };
+    json!({
+        "kind": kind,
+        "id": id,
+        "capacity_bytes": limit.capacity_bytes,
+        "undrained_bytes": limit.undrained_bytes,
+        "beyond": limit.beyond,
+    })
+}
+
+fn limit_in_words(limit: &LimitInForce) -> String {
+    let named = |name: &str, bytes: Option<u64>| Some(format!("{name} {}", format_size(bytes?)));
+    let parts = [
+        named("capacity", limit.capacity_bytes),
+        named("undrained", limit.undrained_bytes),
+        Some(format!("beyond: {}", limit.beyond)),
+    ];
+    let parts: Vec<String> = parts.into_iter().flatten().collect();
+    format!("{}: {}", whose(limit.whose), parts.join("; "))
 }

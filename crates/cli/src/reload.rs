@@ -17,8 +17,8 @@ use crate::{instance, out, usage};
 #[command(
     after_help = usage::EXIT_CODES,
     after_long_help = concat!(
-        "Taken while it runs: [[rule]], policy, [engine] placement, bw_max, bw_min, br_max, br_min,\n",
-        "throttle and turns, [history] keep and size. All else that has changed is named: it counts after\n",
+        "Taken while it runs: [[rule]], [[limit]], policy, [engine] placement, bw_max, bw_min, br_max,\n",
+        "br_min, throttle and turns, [history] keep and size. All else that has changed is named: it counts after\n",
         "a restart. A file that makes no sense changes nothing. Flags and environment variables of the\n",
         "start go before the file, as they did then. SIGHUP does the same; the log says what came of it.\n\n",
         "Examples:\n",

@@ -8,7 +8,7 @@ use forebay_wire::control::{
 };
 use serde_json::{Map, Value, json};
 
-use super::{clients, drain_eta_s, mount_of, nodes};
+use super::{clients, drain_eta_s, limits, mount_of, nodes};
 use crate::mounts::in_mount;
 use crate::show::json::{self, insert_path};
 
@@ -88,6 +88,9 @@ pub fn to_json(bits: &StatusBits) -> Value {
     }
     let copies = bits.second_copies.as_ref().map(second_copies_json);
     object.insert("second_copies".into(), copies.into());
+    let limited = bits.limits.iter().map(limits::to_json);
+    object.insert("limits".into(), limited.collect());
+    object.insert("limits_total".into(), bits.limits_total.into());
     Value::Object(object)
 }
 

@@ -62,8 +62,9 @@ struct InForce {
 type Take = fn(&Settings, &mut LiveSettings);
 
 /// Keys that a running burst buffer takes. All others need a restart.
-const TAKEN: [(&str, Take); 11] = [
+const TAKEN: [(&str, Take); 12] = [
     ("rule", |new, live| live.rules = Some(new.rules.clone())),
+    ("limit", |new, live| live.limits = Some(new.limits.clone())),
     ("policy", |new, live| live.policy = new.policy.parse().ok()),
     ("engine.placement", |new, live| {
         live.placement = Some(new.engine.placement);
@@ -315,7 +316,7 @@ mod tests {
         for (key, _) in TAKEN {
             // Lists have no key of their own.
             assert!(
-                key == "rule" || keys.iter().any(|known| known == key),
+                ["rule", "limit"].contains(&key) || keys.iter().any(|known| known == key),
                 "{key}"
             );
         }

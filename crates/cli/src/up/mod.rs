@@ -6,6 +6,7 @@ pub mod front;
 pub mod given;
 pub mod keys;
 pub mod layers;
+pub mod limits;
 pub mod listening;
 pub mod log;
 mod notify;

@@ -56,9 +56,6 @@ pub fn serve(
         }
         started => started.map_err(|e| Failure::fatal(e.to_string()))?,
     };
-    if let Some(again) = front.again() {
-        instance.reload_by(Box::new(again.call(&instance)));
-    }
     // Nobody else sets `served`.
     let _ = served.set(instance.clone());
     let mut announce = standby.take_over();
@@ -150,6 +147,9 @@ fn open_and_wait(
     supervisor: &Supervisor,
     announce: &mut dyn FnMut() -> Result<(), Failure>,
 ) -> Result<(), Failure> {
+    if let Some(again) = front.again() {
+        instance.reload_by(Box::new(again.call(instance)));
+    }
     let settings = &plan.settings;
     let socket = SocketPath::of(&settings.state).explain(settings.state.display(), "")?;
     let control = UnixServer::start(&socket.path, instance.service()).explain(
@@ -207,8 +207,8 @@ pub fn say_who_serves(state: &Path) -> Result<(), Failure> {
 }
 
 /// The first signal stops in order, the second at once; what fsync promised is safe either way.
-/// SIGHUP opens the log again and reads the settings again, unless somebody's terminal goes away with this process in its
-/// foreground.
+/// SIGHUP opens the log again and reads the settings again, unless somebody's terminal goes away
+/// with this process in its foreground.
 fn watch_signals(
     plan: &Plan,
     detached: bool,

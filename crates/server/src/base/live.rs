@@ -3,6 +3,7 @@
 use forebay_policy::demotion::PlacementPolicy;
 use forebay_policy::engine::Bandwidths;
 use forebay_policy::history::Keep;
+use forebay_policy::limits::Limit;
 use forebay_policy::plan::DrainPolicy;
 
 use crate::base::settings::PathRule;
@@ -12,6 +13,8 @@ use crate::base::settings::PathRule;
 pub struct LiveSettings {
     /// Path rules.
     pub rules: Option<Vec<PathRule>>,
+    /// Limits of users and groups.
+    pub limits: Option<Vec<Limit>>,
     /// Scheduling policy.
     pub policy: Option<DrainPolicy>,
     /// Order of victims.

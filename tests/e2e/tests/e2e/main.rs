@@ -27,6 +27,7 @@ mod history;
 mod holders;
 mod inner;
 mod kept;
+mod limits;
 mod locks;
 mod mappings;
 mod nameless;

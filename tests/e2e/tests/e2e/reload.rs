@@ -1,6 +1,7 @@
 //! Settings that change while a burst buffer runs: `forebay reload`, SIGHUP, `forebay policy`.
 
 use std::fs;
+use std::path::Path;
 
 use forebay_testkit::{Cluster, Output, pattern, wait_until, write_file};
 use rustix::process::{Signal, kill_process};
@@ -19,13 +20,13 @@ fn json_of(output: &Output) -> Value {
     serde_json::from_str(&output.stdout).expect("JSON")
 }
 
-const RULES: &str = "[history]\nkeep = \"3d\"\n[[rule]]\npath = \"/first/**\"\ndurability = \"pfs\"\nmtbf = \"2h\"\n";
+const RULES: &str = "[history]\nkeep = \"3d\"\n[[rule]]\npath = \"/first/**\"\ndurability = \"memory\"\nmtbf = \"2h\"\n";
 
 #[test]
 fn command_policy_shows_rules_and_reload_takes_changed_ones() {
     let cluster = Cluster::builder().lazy().dram("64MiB").config(RULES).up();
     let shown = cluster.on_state(&["policy"]).ok().stdout;
-    let line = "rule /first/**: durability pfs; mtbf 2h\n";
+    let line = "rule /first/**: durability memory; mtbf 2h 0m\n";
     assert!(shown.ends_with(line), "{shown}");
     change(&cluster, "/first/**", "/second/**");
     change(&cluster, "\"3d\"", "\"2d\"");
@@ -36,8 +37,8 @@ fn command_policy_shows_rules_and_reload_takes_changed_ones() {
     assert_eq!(rules[0]["mtbf_s"], 7200.0);
     let kept = json_of(&cluster.on_state(&["history", "--json"]).ok());
     assert_eq!(kept["kept_for_s"], 2 * 24 * 3600);
-    // What the rule says is what happens: an fsync below it is one of the PFS.
-    for (dir, state) in [("first", "dirty"), ("second", "clean")] {
+    // What the rule says is what happens: an fsync below it keeps to memory.
+    for (dir, state) in [("first", "clean"), ("second", "dirty")] {
         fs::create_dir(cluster.mnt(dir)).expect("mkdir");
         let path = format!("{dir}/f");
         write_file(&cluster.mnt(&path), pattern(2001, 50_000));
@@ -107,13 +108,11 @@ fn command_reload_is_for_the_owner_and_works_without_a_file_by_saying_so() {
     if forebay_testkit::needs_root() {
         return;
     }
-    let (program, folder) = program_for_everybody();
-    let line = format!(
-        "{} reload --state {}",
-        program.display(),
-        cluster.state().display()
-    );
-    let theirs = as_user(folder.path(), 12_345, "", &line);
+    // Where the program is others may not go.
+    let program = forebay_testkit::program_for_everybody(cluster.base());
+    let state = cluster.state();
+    let line = format!("{} reload --state {}", program.display(), state.display());
+    let theirs = as_user(Path::new("/"), 12_345, "", &line);
     assert_eq!(theirs.code, 1);
     assert!(theirs.stderr.contains("not allowed"), "{}", theirs.stderr);
 }
