@@ -229,7 +229,7 @@ mod tests {
     use std::collections::BTreeSet;
 
     use forebay_types::Errno;
-    use forebay_wire::control::PathFailure;
+    use forebay_wire::control::{LimitStatus, PathFailure};
 
     use super::*;
 
@@ -283,6 +283,15 @@ mod tests {
                 resident_bytes: 1,
                 dirty_bytes: 1,
                 files: 1,
+            }],
+            limits: vec![LimitStatus {
+                is_group: false,
+                id: 0,
+                used_bytes: 2,
+                capacity_bytes: Some(3),
+                dirty_bytes: 1,
+                undrained_bytes: Some(2),
+                beyond: "wait".into(),
             }],
             network: Some(Box::new(clients::tests::network(1))),
             nodes: vec![nodes::tests::node(2)],

@@ -123,7 +123,7 @@ mod tests {
                 "not known on this machine",
             ),
             ("user = \"*\"\ncapacity = \"120%\"", 4, "120%"),
-            ("user = \"*\"\ncapacity = \"much\"", 4, "known are"),
+            ("user = \"*\"\ncapacity = \"much\"", 4, "for example 4GiB"),
             (
                 "user = \"*\"\ncapacity = 1\nbeyond = \"never\"",
                 5,
