@@ -14,6 +14,9 @@ pub mod judge;
 pub mod memory;
 pub mod mutate;
 mod notes;
+#[path = "../../crates/cli/src/owners.rs"]
+#[allow(dead_code)]
+mod owners;
 pub mod random;
 pub mod run;
 pub mod targets;

@@ -40,7 +40,8 @@ pub enum AskError {
 
 impl AskError {
     /// An answer that belongs to no such question.
-    fn other_question() -> AskError {
+    /// An answer to another question than was asked.
+    pub fn other_question() -> AskError {
         AskError::Protocol("the daemon answered another question".into())
     }
 }

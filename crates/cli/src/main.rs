@@ -36,12 +36,14 @@ mod mounts;
 mod movement;
 mod nodes;
 mod out;
+mod owners;
 mod packaging;
 mod paths;
 mod plan;
 mod policy;
 mod prefetch;
 mod release;
+mod reload;
 mod report;
 mod scratch;
 mod server;
@@ -111,6 +113,7 @@ enum Command {
     Calibrate(calibrate::CalibrateArgs),
     Plan(plan::PlanArgs),
     Policy(policy::PolicyArgs),
+    Reload(reload::ReloadArgs),
     History(history::HistoryArgs),
     Report(report::ReportArgs),
     Simulate(simulate::SimulateArgs),
@@ -141,6 +144,7 @@ impl Command {
             Command::Calibrate(args) => calibrate::run(args),
             Command::Plan(args) => plan::run(args),
             Command::Policy(args) => policy::run(args),
+            Command::Reload(args) => reload::run(args),
             Command::History(args) => history::run(args),
             Command::Report(args) => report::run(args),
             Command::Simulate(args) => simulate::run(args),

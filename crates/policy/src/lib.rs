@@ -57,6 +57,7 @@ pub mod history;
 pub mod holders;
 pub mod job;
 pub mod leadership;
+pub mod limits;
 pub mod links;
 pub mod liveness;
 pub mod locks;

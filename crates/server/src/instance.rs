@@ -10,11 +10,12 @@ use forebay_namespace::Node;
 use forebay_tiers::TierKind;
 use forebay_types::{Ino, failpoint};
 use forebay_wire::Service;
-use forebay_wire::control::FsckReport;
+use forebay_wire::control::{FsckReport, Reloaded};
 use forebay_wire::net::NetView;
 use parking_lot::Mutex;
 
 use crate::base::life::StopOrder;
+use crate::base::live::LiveSettings;
 use crate::base::settings::Settings;
 use crate::buffer::Buffer;
 use crate::drain::{Drain, demote};
@@ -26,6 +27,7 @@ use crate::lifecycle::facts::Facts;
 use crate::lifecycle::onserver::Told;
 use crate::lifecycle::statefolder::{open_store, store_of};
 use crate::lifecycle::{discard, emptying, history, monitor, replicas, restarts};
+use crate::live::Reload;
 use crate::opening::{OpenMode, open_rooms};
 use crate::orders::publication;
 use crate::plan::engine;
@@ -277,6 +279,23 @@ impl Instance {
         if self.rooms.network.set(network).is_err() {
             tracing::error!("a second network server; status shows the clients of the first");
         }
+    }
+
+    /// Takes the way to read the settings again, for `forebay reload`. The first is kept.
+    pub fn reload_by(&self, reload: Reload) {
+        if self.rooms.reload.set(reload).is_err() {
+            tracing::error!("a second way to read the settings; the first is used");
+        }
+    }
+
+    /// Reads the settings again and takes what can be taken while it runs.
+    pub fn reload(&self) -> Reloaded {
+        self.rooms.reload()
+    }
+
+    /// Takes changed settings into force.
+    pub fn take(&self, live: &LiveSettings) {
+        self.rooms.take(live);
     }
 
     /// Takes the way to make the kernel write back what it keeps of a file.

@@ -11,6 +11,7 @@ mod files;
 mod instance;
 mod integrity;
 mod lifecycle;
+mod live;
 mod nodes;
 mod opening;
 mod orders;
@@ -24,6 +25,7 @@ mod status;
 mod testing;
 mod threads;
 
+pub use base::live::LiveSettings;
 pub use base::settings::{
     DemotionSettings, EngineSettings, HolderSetting, HolderWay, NodeSetting, PathRule,
     ScrubSettings, ServerStore, Settings, SsdSetting, StoreSetting, Verify,

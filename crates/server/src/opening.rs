@@ -329,6 +329,7 @@ fn wire_up(
         orders,
         lifecycle,
         network: std::sync::OnceLock::new(),
+        reload: std::sync::OnceLock::new(),
     }
 }
 

@@ -11,6 +11,7 @@ use crate::drain::Drain;
 use crate::files::Files;
 use crate::integrity::Integrity;
 use crate::lifecycle::Lifecycle;
+use crate::live::Reload;
 use crate::orders::Orders;
 use crate::plan::Plan;
 
@@ -36,4 +37,6 @@ pub struct Rooms {
     pub lifecycle: Arc<Lifecycle>,
     /// A look at the network server, where there is one.
     pub network: OnceLock<NetView>,
+    /// The way to read the settings again, where there is one.
+    pub reload: OnceLock<Reload>,
 }

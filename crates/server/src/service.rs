@@ -513,7 +513,9 @@ impl Server {
             }),
             Control::Job { id } => job(self.job(id, &asker)),
             Control::Cancel { id } => job(rooms.orders.jobs().cancel(id, &asker)),
+            Control::InForce => Ok(ControlResponse::InForce(rooms.in_force(&asker))),
             _ if !asker.is_trusted() => Err(Errno::EPERM.into()),
+            Control::Reload => Ok(ControlResponse::Reloaded(rooms.reload())),
             Control::Shutdown { drain, timeout_ms } => {
                 let deadline =
                     (timeout_ms > 0).then(|| Instant::now() + Duration::from_millis(timeout_ms));

@@ -197,6 +197,7 @@ impl Rooms {
             bits.applications.clear();
             bits.applications_total = 0;
         }
+        (bits.limits_total, bits.limits) = self.limit_status(asker);
         bits
     }
 

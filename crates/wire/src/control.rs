@@ -7,11 +7,13 @@ use serde::{Deserialize, Serialize};
 
 mod fsck;
 mod history;
+mod live;
 mod nodes;
 mod now;
 
 pub use fsck::{CLEAN_COPY_GONE, CONTENT_LOST, FSYNCED_LEFT, Finding, FsckReport};
 pub use history::{HistoryAsked, HistoryPage};
+pub use live::{InForce, LimitInForce, LimitStatus, Reloaded, RuleInForce, Whose};
 pub use nodes::{Awaited, AwaitedFile, EmptyingStatus, NodeStatus, SecondCopiesStatus};
 pub use now::{CopyStatus, EarlierTotals, MovementStatus, TurnStatus};
 
@@ -62,6 +64,10 @@ pub enum Control {
         policy: Option<String>,
         placement: Option<String>,
     },
+    /// Rules and limits in force.
+    InForce,
+    /// Reads the settings again, and takes those that can change while it runs.
+    Reload,
     /// Has a data server's node emptied, so that no new file goes there either; or uses it again.
     /// Answers with the status.
     Node { server: u16, empty: bool },
@@ -79,6 +85,7 @@ impl Control {
             | Control::Where { .. }
             | Control::Job { .. }
             | Control::History(_)
+            | Control::InForce
             | Control::Node { .. } => true,
             // A second start is a second job; the others act on what may have changed in between.
             Control::Start { .. }
@@ -86,6 +93,7 @@ impl Control {
             | Control::Shutdown { .. }
             | Control::Calibrate { .. }
             | Control::Policy { .. }
+            | Control::Reload
             | Control::Fsck { .. } => false,
         }
     }
@@ -101,6 +109,8 @@ impl Control {
             Control::Shutdown { .. } => "down",
             Control::Calibrate { .. } => "calibrate",
             Control::Policy { .. } => "policy",
+            Control::InForce => "rules and limits",
+            Control::Reload => "reload",
             Control::Node { .. } => "order for a node",
             Control::History(_) => "history",
             Control::Fsck { .. } => "fsck",
@@ -115,11 +125,13 @@ impl Control {
             | Control::Start { .. }
             | Control::Job { .. }
             | Control::History(_)
+            | Control::InForce
             | Control::Node { .. }
             | Control::Cancel { .. } => true,
             Control::Shutdown { .. }
             | Control::Calibrate { .. }
             | Control::Policy { .. }
+            | Control::Reload
             | Control::Fsck { .. } => false,
         }
     }
@@ -160,6 +172,8 @@ pub enum ControlResponse {
     Stopping,
     Calibrated(Calibrated),
     History(HistoryPage),
+    InForce(InForce),
+    Reloaded(Reloaded),
     Fsck(FsckReport),
 }
 
@@ -578,6 +592,10 @@ pub struct StatusBits {
     pub applications: Vec<ApplicationStatus>,
     /// How many have any.
     pub applications_total: u64,
+    /// What users and groups with a limit have here: those with most.
+    pub limits: Vec<LimitStatus>,
+    /// How many have any.
+    pub limits_total: u64,
     /// Clients, where a network server serves them.
     pub network: Option<Box<NetworkStatus>>,
     /// The servers of the cluster; empty without one.

@@ -16,6 +16,7 @@ mod up {
     pub mod given;
     pub mod keys;
     pub mod layers;
+    pub mod limits;
     pub mod listening;
     pub mod values;
 }
@@ -29,7 +30,8 @@ pfs_timeout = 30\n[demotion]\nidle = true\nidle_after = \"500ms\"\nstart = \"50%
 [engine]\nperiod = \"1h\"\nbw_max = \"3.56GB/s\"\nbw_min = \"3GB/s\"\nplacement = \"lru\"\nthrottle = true\nturn = \"100ms\"\nkeep_every = 3\n\
 [scrub]\nenabled = true\npass = \"7d\"\nrate_max = \"100MB/s\"\nverify_on_open = \"16MiB\"\n\
 [http]\nlisten = \"127.0.0.1:9180\"\nnames = true\n\
-[[rule]]\npath = \"/*/{app}/ckpt-{version}/**\"\ndurability = \"pfs\"\nmtbf = \"12h\"\ngroup = \"commit\"\n";
+[[rule]]\npath = \"/*/{app}/ckpt-{version}/**\"\ndurability = \"pfs\"\nmtbf = \"12h\"\ngroup = \"commit\"\n\
+[[limit]]\nuser = \"*\"\ncapacity = \"20%\"\nundrained = \"1GiB\"\nbeyond = \"direct\"\n";
 
 pub const CONFIG: Target = Target {
     name: "config",

@@ -2,6 +2,7 @@
 
 mod config;
 mod frames;
+mod inforce;
 mod messages;
 mod network;
 mod objects;

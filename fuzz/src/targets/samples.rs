@@ -8,16 +8,16 @@ use forebay_types::{
 use forebay_wire::control::{
     ApplicationStatus, Awaited, AwaitedFile, Calibrated, CalibrationStep, ClientStatus,
     ConflictEntry, ConnectionStatus, Control, ControlResponse, EmptyingStatus, Finding, FsckReport,
-    HistoryAsked, HistoryPage, JobProgress, Movement, NetworkStatus, NodeStatus, PathFailure,
-    PlanStatus, RefusedStatus, ScrubStatus, StandbyStatus, StatusBits, TierStatus, VersionStatus,
-    WhereEntry,
+    HistoryAsked, HistoryPage, JobProgress, LimitStatus, Movement, NetworkStatus, NodeStatus,
+    PathFailure, PlanStatus, RefusedStatus, ScrubStatus, StandbyStatus, StatusBits, TierStatus,
+    VersionStatus, WhereEntry,
 };
 use forebay_wire::{
     ContentVersion, Link, LockHolder, LockOf, OpenMode, Opened, Recall, Request, Response,
     SeekWhat, SpaceChange, WriteHow,
 };
 
-use super::objects;
+use super::{inforce, objects};
 
 const TIME: TimeSpec = TimeSpec {
     sec: 1_700_000_000,
@@ -310,6 +310,8 @@ pub fn controls() -> Vec<Control> {
             policy: Some("maxbw".into()),
             placement: Some("lru".into()),
         },
+        Control::InForce,
+        Control::Reload,
         Control::Fsck {
             dry_run: true,
             checksums: false,
@@ -400,6 +402,8 @@ pub fn control_responses() -> Vec<ControlResponse> {
             more_after: Some(b"h".to_vec()),
             kept_for_ms: 4,
         }),
+        ControlResponse::InForce(inforce::in_force()),
+        ControlResponse::Reloaded(inforce::reloaded()),
         ControlResponse::Calibrated(calibrated),
         ControlResponse::Fsck(FsckReport {
             records: 7,
@@ -494,6 +498,16 @@ fn status() -> StatusBits {
         errors: vec![failure()],
         conflicts: vec![conflict],
         unpublished: vec![version],
+        limits: vec![LimitStatus {
+            is_group: true,
+            id: 100,
+            used_bytes: 1 << 30,
+            capacity_bytes: Some(1 << 31),
+            dirty_bytes: 1 << 20,
+            undrained_bytes: Some(1 << 21),
+            beyond: "wait".into(),
+        }],
+        limits_total: 1,
         scrub: ScrubStatus {
             last_pass_end_s: Some(-5),
             ..ScrubStatus::default()

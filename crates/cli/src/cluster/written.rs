@@ -4,6 +4,7 @@ use serde::Deserialize;
 use toml::Spanned;
 
 use crate::up::given::{Demotion, Engine, Given, History, Http, Rule, Scrub};
+use crate::up::limits::Limit;
 use crate::up::values::{
     Count, Folder, Fraction, Level, Patience, PolicyName, Rate, Size, Span, Spread, Ssd, Switch,
 };
@@ -35,6 +36,8 @@ pub struct Written {
     pub http: Http,
     #[serde(default, rename = "rule")]
     pub rules: Vec<Rule>,
+    #[serde(default, rename = "limit")]
+    pub limits: Vec<Limit>,
 }
 
 /// `[cluster]`.
@@ -111,6 +114,7 @@ impl Written {
             history: self.history.clone(),
             http: self.http.clone(),
             rules: self.rules.clone(),
+            limits: self.limits.clone(),
             ..Given::default()
         }
     }

@@ -20,6 +20,7 @@ use crate::show::text::{bar, eta, files, percent, rate, show_path};
 use crate::{out, usage};
 
 mod clients;
+mod limits;
 mod nodes;
 mod now;
 mod object;
@@ -188,6 +189,7 @@ pub fn render_within(bits: &StatusBits, room: Option<usize>) -> String {
         page.push_str(&clients::render(network, room));
     }
     page.push_str(&applications(bits, room));
+    page.push_str(&limits::render(bits, room));
     page.push_str(&versions(bits));
     page.push_str(&conflicts(bits));
     page.push_str(&errors(bits));

@@ -8,7 +8,7 @@ use forebay_wire::control::{
 };
 use serde_json::{Map, Value, json};
 
-use super::{clients, drain_eta_s, mount_of, nodes, now};
+use super::{clients, drain_eta_s, limits, mount_of, nodes, now};
 use crate::mounts::in_mount;
 use crate::show::json::{self, insert_path};
 
@@ -89,6 +89,9 @@ pub fn to_json(bits: &StatusBits) -> Value {
     let copies = bits.second_copies.as_ref().map(second_copies_json);
     object.insert("second_copies".into(), copies.into());
     now::add_json(&mut object, bits);
+    let limited = bits.limits.iter().map(limits::to_json);
+    object.insert("limits".into(), limited.collect());
+    object.insert("limits_total".into(), bits.limits_total.into());
     Value::Object(object)
 }
 
@@ -227,7 +230,7 @@ mod tests {
     use std::collections::BTreeSet;
 
     use forebay_types::Errno;
-    use forebay_wire::control::PathFailure;
+    use forebay_wire::control::{LimitStatus, PathFailure};
 
     use super::*;
 
@@ -281,6 +284,15 @@ mod tests {
                 resident_bytes: 1,
                 dirty_bytes: 1,
                 files: 1,
+            }],
+            limits: vec![LimitStatus {
+                is_group: false,
+                id: 0,
+                used_bytes: 2,
+                capacity_bytes: Some(3),
+                dirty_bytes: 1,
+                undrained_bytes: Some(2),
+                beyond: "wait".into(),
             }],
             network: Some(Box::new(clients::tests::network(1))),
             nodes: vec![nodes::tests::node(2)],

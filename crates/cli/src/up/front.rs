@@ -9,6 +9,7 @@ use forebay_mount::{Company, MountOptions, Mounted};
 use forebay_server::Instance;
 use forebay_wire::InMemory;
 
+use super::again::{Again, Read, Sources};
 use super::settle::Plan;
 use super::supervisor::Supervisor;
 use super::tiers;
@@ -44,6 +45,11 @@ pub trait Front {
     /// The line that says that it is up.
     fn announcement(&self, plan: &Plan) -> String;
 
+    /// Its settings, where it can read them again while it runs.
+    fn again(&self) -> Option<&Arc<Again>> {
+        None
+    }
+
     /// Opens it, and waits until it answers.
     fn open(
         &self,
@@ -60,7 +66,18 @@ pub trait OpenFront {
 }
 
 /// `forebay up`: a mount in the process of the server.
-pub struct MountHere;
+pub struct MountHere {
+    again: Arc<Again>,
+}
+
+impl MountHere {
+    /// One whose settings are from these sources, and were read as these.
+    pub fn again_from(sources: Sources, read: &Read) -> Result<MountHere, Failure> {
+        Ok(MountHere {
+            again: Arc::new(Again::new(sources, read)?),
+        })
+    }
+}
 
 impl Front for MountHere {
     fn name<'a>(&self, plan: &'a Plan) -> &'a Path {
@@ -75,6 +92,10 @@ impl Front for MountHere {
             tiers(plan),
             std::process::id()
         )
+    }
+
+    fn again(&self) -> Option<&Arc<Again>> {
+        Some(&self.again)
     }
 
     fn open(

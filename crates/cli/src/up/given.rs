@@ -5,6 +5,7 @@
 use serde::Deserialize;
 use toml::Spanned;
 
+use super::limits::Limit;
 use super::values::{
     Count, Folder, Fraction, Group, Level, Listening, Order, PolicyName, Rate, Size, Span, Ssd,
     Switch, Verification, Vicinity,
@@ -41,6 +42,8 @@ pub struct Given {
     pub http: Http,
     #[serde(default, rename = "rule")]
     pub rules: Vec<Rule>,
+    #[serde(default, rename = "limit")]
+    pub limits: Vec<Limit>,
 }
 
 /// The section `[demotion]`.

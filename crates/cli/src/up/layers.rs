@@ -4,6 +4,7 @@
 //! in the list of flags and variables.
 
 use std::borrow::Cow;
+use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
@@ -187,6 +188,23 @@ impl<'t> Layers<'t> {
         table.insert(owned(&span, field), Spanned::new(span, value));
     }
 
+    /// Every key with its value as text: what a later look at the sources is compared with.
+    pub fn texts(&self) -> BTreeMap<String, String> {
+        let mut texts = BTreeMap::new();
+        for (key, value) in &self.merged {
+            match value.get_ref() {
+                DeValue::Table(section) => texts.extend(section.iter().map(|(field, value)| {
+                    let key = format!("{}.{}", key.get_ref(), field.get_ref());
+                    (key, text_of(value.get_ref()))
+                })),
+                value => {
+                    texts.insert(key.get_ref().to_string(), text_of(value));
+                }
+            }
+        }
+        texts
+    }
+
     /// Reads the settings.
     pub fn read<T: Deserialize<'t>>(mut self) -> Result<T, Failure> {
         let table = Spanned::new(0..0, std::mem::take(&mut self.merged));
@@ -253,6 +271,24 @@ fn with_suggestion(why: &str) -> String {
             format!("{unknown}, did you mean `{meant}`? {known}")
         }
         _ => why.to_string(),
+    }
+}
+
+fn text_of(value: &DeValue<'_>) -> String {
+    let listed = |texts: Vec<String>| format!("[{}]", texts.join(", "));
+    match value {
+        DeValue::String(text) => text.to_string(),
+        DeValue::Integer(number) => number.as_str().to_string(),
+        DeValue::Float(number) => number.as_str().to_string(),
+        DeValue::Boolean(truth) => truth.to_string(),
+        DeValue::Datetime(time) => time.to_string(),
+        DeValue::Array(list) => listed(list.iter().map(|one| text_of(one.get_ref())).collect()),
+        DeValue::Table(table) => {
+            let fields = table.iter();
+            let fields = fields
+                .map(|(key, value)| format!("{} = {:?}", key.get_ref(), text_of(value.get_ref())));
+            listed(fields.collect())
+        }
     }
 }
 

@@ -1,10 +1,12 @@
 //! `forebay up`: starts a burst buffer and mounts it.
 
+pub mod again;
 pub mod detach;
 pub mod front;
 pub mod given;
 pub mod keys;
 pub mod layers;
+pub mod limits;
 pub mod listening;
 pub mod log;
 mod notify;
@@ -23,6 +25,7 @@ use clap::Args;
 use clap::builder::{OsStringValueParser, TypedValueParser};
 use forebay_types::format_size;
 
+use self::again::{Read, Sources};
 use self::detach::Readiness;
 use self::front::{Front, MountHere};
 use self::layers::{ConfigFile, Layers};
@@ -35,7 +38,7 @@ use crate::state::{Lock, LockError};
 use crate::{out, usage};
 
 /// Starts a burst buffer in front of a slow file system and mounts it
-#[derive(Args, Default)]
+#[derive(Args, Clone, Default)]
 #[command(
     after_help = usage::EXIT_CODES,
     after_long_help = concat!(
@@ -149,7 +152,10 @@ fn check(args: &UpArgs) -> Result<Exit, Failure> {
 }
 
 fn start(args: &UpArgs, readiness: &mut Readiness) -> Result<Exit, Failure> {
-    start_planned(settings(args)?, &MountHere, args.detached, readiness)
+    let sources = Sources::new(args)?;
+    let read = sources.read()?;
+    let front = MountHere::again_from(sources, &read)?;
+    start_planned(read.plan, &front, args.detached, readiness)
 }
 
 /// Starts what is planned, after all checks, and serves.
@@ -229,37 +235,38 @@ pub fn lock(state: &Path) -> Result<Lock, Failure> {
     })
 }
 
-/// All sources laid over each other, with defaults.
-fn settings(args: &UpArgs) -> Result<Plan, Failure> {
-    let config = args.config.clone().or_else(|| {
-        std::env::var_os("FOREBAY_CONFIG")
-            .filter(|value| !value.is_empty())
-            .map(PathBuf::from)
-    });
-    let file = config.map(|file| ConfigFile::read(&file)).transpose()?;
-    let mut layers = file
-        .as_ref()
-        .map_or_else(|| Ok(Layers::default()), Layers::of_file)?;
-    let unknown = layers.put_environment(std::env::vars_os());
-    args.put_into(&mut layers);
-    let given = layers.read()?;
-    // An error is one line.
-    for name in unknown {
-        let meant = layers::variable_like(&name).map_or_else(
-            || "see `forebay up --help`".to_string(),
-            |meant| format!("did you mean {meant}?"),
-        );
-        out::complain(&format!(
-            "environment variable {name} is no setting and is ignored; {meant}"
-        ));
+impl Sources {
+    /// All sources laid over each other, with defaults.
+    fn read(&self) -> Result<Read, Failure> {
+        let file = self.config.as_deref().map(ConfigFile::read).transpose()?;
+        let (mut read, unknown) = self.read_from(file.as_ref())?;
+        // An error is one line.
+        for name in unknown {
+            let meant = layers::variable_like(&name).map_or_else(
+                || "see `forebay up --help`".to_string(),
+                |meant| format!("did you mean {meant}?"),
+            );
+            out::complain(&format!(
+                "environment variable {name} is no setting and is ignored; {meant}"
+            ));
+        }
+        forebay_types::failpoint::arm_from_environment()
+            .map_err(|error| Failure::fatal(error.to_string()))?;
+        read.plan.settings.boot_id = std::env::var(layers::BOOT_ID)
+            .ok()
+            .filter(|id| !id.is_empty());
+        Ok(read)
     }
-    forebay_types::failpoint::arm_from_environment()
-        .map_err(|error| Failure::fatal(error.to_string()))?;
-    let mut plan = settle::settle(given, resources::may_mount())?;
-    plan.settings.boot_id = std::env::var(layers::BOOT_ID)
-        .ok()
-        .filter(|id| !id.is_empty());
-    Ok(plan)
+
+    /// The same with this text of the file, and the variables that are no settings.
+    fn read_from(&self, file: Option<&ConfigFile>) -> Result<(Read, Vec<String>), Failure> {
+        let mut layers = file.map_or_else(|| Ok(Layers::default()), Layers::of_file)?;
+        let unknown = layers.put_environment(std::env::vars_os());
+        self.args.put_into(&mut layers);
+        let texts = layers.texts();
+        let plan = settle::settle(layers.read()?, resources::may_mount())?;
+        Ok((Read { plan, texts }, unknown))
+    }
 }
 
 impl UpArgs {

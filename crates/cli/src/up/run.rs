@@ -157,6 +157,9 @@ fn open_and_wait(
     supervisor: &Supervisor,
     (announce, told): Ways<'_>,
 ) -> Result<(), Failure> {
+    if let Some(again) = front.again() {
+        instance.reload_by(Box::new(again.call(instance)));
+    }
     let settings = &plan.settings;
     let socket = SocketPath::of(&settings.state).explain(settings.state.display(), "")?;
     let control = UnixServer::start(&socket.path, instance.service()).explain(
@@ -228,8 +231,8 @@ pub fn say_who_serves(state: &Path) -> Result<(), Failure> {
 }
 
 /// The first signal stops in order, the second at once; what fsync promised is safe either way.
-/// SIGHUP opens the log again, unless somebody's terminal goes away with this process in its
-/// foreground.
+/// SIGHUP opens the log again and reads the settings again, unless somebody's terminal goes away
+/// with this process in its foreground.
 fn watch_signals(
     plan: &Plan,
     detached: bool,
@@ -239,14 +242,20 @@ fn watch_signals(
     let state = plan.settings.state.clone();
     let mount = plan.settings.mount.clone();
     signals::ignore_user_signals()?;
-    let log = log.clone();
+    let (log, serving) = (log.clone(), served.clone());
     let hangup = match !detached && std::io::stdin().is_terminal() {
         true => Hangup::Stops,
-        false => Hangup::Calls(Box::new(move || match log.reopen() {
-            Ok(true) => tracing::info!("the log was opened again"),
-            Ok(false) => {}
-            Err(error) => {
-                tracing::warn!("the log cannot be opened again: {}", reason(&error));
+        false => Hangup::Calls(Box::new(move || {
+            match log.reopen() {
+                Ok(true) => tracing::info!("the log was opened again"),
+                Ok(false) => {}
+                Err(error) => {
+                    tracing::warn!("the log cannot be opened again: {}", reason(&error));
+                }
+            }
+            if let Some(instance) = serving.get() {
+                // It says in the log what came of it.
+                instance.reload();
             }
         })),
     };

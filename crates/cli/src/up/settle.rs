@@ -1,5 +1,6 @@
 //! From what the sources say to what the server is started with.
 
+use std::collections::HashSet;
 use std::fmt::Display;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -7,16 +8,20 @@ use std::time::Duration;
 use forebay_policy::durability::Durability;
 use forebay_policy::engine::Bandwidths;
 use forebay_policy::forecast::Meter;
+use forebay_policy::limits::{Owner, Whose};
 use forebay_policy::schedule::ScheduleConfig;
 use forebay_server::{
     DemotionSettings, EngineSettings, PathRule, ScrubSettings, Settings, check_rule,
 };
-use forebay_types::{format_duration, format_size, limits};
+use forebay_types::limits::SPACE_UNIT_BYTES;
+use forebay_types::{format_duration, format_size};
 
 use super::given::{Demotion, Engine, Given, Rule, Scrub};
+use super::limits::Limit;
 use super::listening::Listen;
 use super::values::{Count, Folder};
 use crate::exit::{Explain, Failure};
+use crate::owners;
 
 /// Threads and workers: more only fight for the same queue.
 const THREADS_MAX: usize = 64;
@@ -25,7 +30,7 @@ const THREADS_DEFAULT: std::ops::RangeInclusive<usize> = 2..=8;
 /// Shortest time after which a PFS may be given up: a busy disk takes some of it.
 const PFS_TIMEOUT_MIN: Duration = Duration::from_millis(100);
 /// Smallest tier: one unit in which space is set aside.
-pub const TIER_BYTES_MIN: u64 = limits::SPACE_UNIT_BYTES;
+pub const TIER_BYTES_MIN: u64 = SPACE_UNIT_BYTES;
 
 /// All that `up` needs to know.
 #[derive(Clone, Debug, PartialEq)]
@@ -106,6 +111,8 @@ pub fn settle_member(given: Given, may_mount: bool) -> Result<Plan, Failure> {
     let kept = given.history.keep.map(|keep| keep.0.as_millis() as u64);
     set(&mut settings.history.for_ms, kept);
     set(&mut settings.history.bytes, given.history.size);
+    check_each_once(&given.limits)?;
+    settings.limits = given.limits.into_iter().map(|limit| limit.0).collect();
     for rule in given.rules {
         settings.rules.push(path_rule(rule)?);
     }
@@ -141,6 +148,27 @@ fn path_rule(rule: Rule) -> Result<PathRule, Failure> {
     check_rule(&rule)
         .map_err(|why| Failure::fatal(format!("up: rule path '{}': {why}", rule.pattern)))?;
     Ok(rule)
+}
+
+/// Of two limits for the same user or group one would do nothing.
+fn check_each_once(limits: &[Limit]) -> Result<(), Failure> {
+    let mut known = HashSet::new();
+    match limits.iter().find(|limit| !known.insert(limit.0.whose)) {
+        Some(again) => Err(Failure::fatal(format!(
+            "up: [[limit]]: there are two for {}; write one with both capacity and undrained",
+            in_words(again.0.whose)
+        ))),
+        None => Ok(()),
+    }
+}
+
+fn in_words(whose: Whose) -> String {
+    owners::whose(match whose {
+        Whose::EachUser => forebay_wire::control::Whose::EachUser,
+        Whose::EachGroup => forebay_wire::control::Whose::EachGroup,
+        Whose::One(Owner::User(id)) => forebay_wire::control::Whose::User(id),
+        Whose::One(Owner::Group(id)) => forebay_wire::control::Whose::Group(id),
+    })
 }
 
 /// Rules that name servers are for a cluster: here they would do nothing.
@@ -436,6 +464,11 @@ mod tests {
         );
         refused("dram = \"1G\"\n[engine]\nkeep_every = 0", "keep_every is 0");
         refused("dram = \"1G\"\n[scrub]\npass = 0", "must not be 0");
+        let limit = "[[limit]]\nuser = \"root\"\ncapacity = 1\n";
+        refused(
+            &format!("dram = \"1G\"\n{limit}{limit}"),
+            "[[limit]]: there are two for user root",
+        );
         refused(
             "dram = \"1G\"\n[engine]\nforced_out = \"50%\"\nnormal_out = \"10%\"",
             "forced_out 50 % exceeds normal_out 10 %",

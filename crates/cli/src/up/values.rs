@@ -14,7 +14,7 @@ use forebay_policy::links::Distribution;
 use forebay_policy::plan::DrainPolicy;
 use forebay_server::{GroupMode, SsdSetting, Verify};
 use forebay_types::{parse_duration, parse_percent, parse_size};
-use serde::{Deserialize, Deserializer, de};
+use serde::de;
 
 use super::listening::Listen;
 
@@ -79,15 +79,15 @@ macro_rules! value {
             }
         }
 
-        impl<'de> Deserialize<'de> for $name {
-            fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        impl<'de> serde::Deserialize<'de> for $name {
+            fn deserialize<D: serde::Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
                 from.deserialize_any(TextVisitor(std::marker::PhantomData))
             }
         }
     };
 }
 
-struct TextVisitor<T>(std::marker::PhantomData<T>);
+pub(super) struct TextVisitor<T>(pub(super) std::marker::PhantomData<T>);
 
 impl<T: FromText> de::Visitor<'_> for TextVisitor<T> {
     type Value = T;
@@ -249,6 +249,8 @@ pub fn parse_ssd(text: &OsStr) -> Result<SsdSetting, String> {
         }),
     }
 }
+
+pub(super) use value;
 
 #[cfg(test)]
 mod tests {

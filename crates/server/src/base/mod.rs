@@ -6,6 +6,7 @@ pub(crate) mod counters;
 pub(crate) mod errors;
 pub(crate) mod failure;
 pub(crate) mod life;
+pub(crate) mod live;
 pub(crate) mod processes;
 pub(crate) mod settings;
 

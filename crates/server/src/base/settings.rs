@@ -13,6 +13,7 @@ use forebay_policy::durability::Durability;
 use forebay_policy::engine::Bandwidths;
 use forebay_policy::history::Keep;
 use forebay_policy::holders::HolderRule;
+use forebay_policy::limits::Limit;
 use forebay_policy::patience::DATA_SERVERS_AT_START;
 use forebay_policy::placement;
 use forebay_policy::publication::GroupMode;
@@ -300,6 +301,8 @@ pub struct Settings {
     pub restart_copies_fraction: f64,
     /// First match wins.
     pub rules: Vec<PathRule>,
+    /// Limits of users and groups.
+    pub limits: Vec<Limit>,
     /// Name of the scheduling policy.
     pub policy: String,
     /// The drain.
@@ -368,6 +371,7 @@ impl Settings {
             restart_copies: 0,
             restart_copies_fraction: SPACE_FRACTION,
             rules: Vec::new(),
+            limits: Vec::new(),
             policy: "bbos".into(),
             demotion: DemotionSettings::default(),
             engine: EngineSettings::default(),

@@ -1,12 +1,17 @@
 //! Who holds how much space in which tier.
 
+mod copies;
 mod moves;
+mod owners;
 
 use std::collections::HashMap;
 
+use forebay_policy::limits::{Excess, Limits, Owner, Owners};
 use forebay_policy::placement::{TierKind as PolicyKind, TierSpace};
 use forebay_types::{ObjectId, TierId};
 use parking_lot::{Condvar, Mutex};
+
+pub use owners::OwnerFigures;
 
 /// Space that one object holds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -22,6 +27,8 @@ struct Charge {
     nameless: bool,
     /// [`NOBODYS`] before it is known.
     application: u32,
+    /// `None` before they are known, and of copies.
+    owners: Option<Owners>,
 }
 
 impl Charge {
@@ -75,6 +82,8 @@ struct Books {
     moves: HashMap<ObjectId, Charge>,
     tiers: Vec<Sums>,
     applications: HashMap<u32, ApplicationFigures>,
+    owners: HashMap<Owner, OwnerFigures>,
+    limits: Limits,
 }
 
 /// Figures of one tier.
@@ -111,18 +120,21 @@ pub struct Entry {
 
 /// Accounts of all tiers. Invariants:
 ///
-/// 1. The sums of a tier, and of an application, are the sums over its charges.
+/// 1. The sums of a tier, an application, a user and a group are the sums over their charges.
 /// 2. Objects are charged from `arrive` to `depart` only: nothing else makes an entry, so whoever
 ///    comes too late for an object that has left charges nothing. Its copy on flash is charged only
 ///    beside it.
 /// 3. `try_hold` never lets the held bytes of a tier grow over its limit, nor the undrained bytes
-///    over the cap. `settle` and `observe` may find more than was set aside. `hold_beyond` goes
-///    over the limit on purpose, for a lease that is extended beyond its tier.
+///    over the cap, nor what a user or group has over its limits. `settle` and `observe` may find
+///    more than was set aside. `hold_beyond` goes over the limits on purpose, for a lease that is
+///    extended beyond its tier.
 pub struct Ledger {
     books: Mutex<Books>,
     /// Signalled when space is given back or data has become clean.
     freed: Condvar,
     dirty_cap_bytes: u64,
+    /// Of all tiers that have a limit.
+    capacity_bytes: u64,
 }
 
 /// Why space is refused.
@@ -135,6 +147,13 @@ pub enum Refused {
     },
     /// The cap on undrained data.
     DirtyCap,
+    /// The limit of a user or group.
+    Limit {
+        /// Whose.
+        owner: Owner,
+        /// By how much, and what happens.
+        excess: Excess,
+    },
     /// The object has left: nothing is charged to it.
     Gone,
 }
@@ -160,6 +179,7 @@ impl Ledger {
             }),
             freed: Condvar::new(),
             dirty_cap_bytes: (total as f64 * dirty_cap_fraction) as u64,
+            capacity_bytes: total,
         }
     }
 
@@ -177,6 +197,7 @@ impl Ledger {
             held_bytes: used_bytes,
             nameless: false,
             application: NOBODYS,
+            owners: None,
         };
         self.books.lock().insert(object, charge);
     }
@@ -239,8 +260,11 @@ impl Ledger {
             dirty,
             used_bytes,
             held_bytes,
-            ..Charge::default()
+            nameless: old.nameless,
+            application: old.application,
+            owners: old.owners,
         };
+        books.must_keep_limits(old, charge)?;
         books.change(object, |old| *old = charge);
         Ok(())
     }
@@ -418,40 +442,6 @@ impl Ledger {
         }
     }
 
-    /// Of undrained objects, by tier, those that fsync has put on another node, too: how many, and
-    /// their bytes.
-    pub fn elsewhere(
-        &self,
-        server_of: impl Fn(TierId) -> Option<u16>,
-    ) -> HashMap<TierId, (u64, u64)> {
-        let books = self.books.lock();
-        let mut found: HashMap<TierId, (u64, u64)> = HashMap::new();
-        for (object, shadow) in &books.shadows {
-            let charge = books.charges.get(object).filter(|one| one.is_undrained());
-            let Some(charge) = charge else { continue };
-            let tier = TierId(charge.tier);
-            if server_of(TierId(shadow.tier)) != server_of(tier) {
-                let sum = found.entry(tier).or_default();
-                *sum = (sum.0 + 1, sum.1 + charge.used_bytes);
-            }
-        }
-        found
-    }
-
-    /// What copies of drained objects take, by the tier that they are in, bytes. Not those that an
-    /// fsync has made, and that are about to be removed since the PFS has the object.
-    pub fn restart_copies(&self) -> HashMap<TierId, u64> {
-        let books = self.books.lock();
-        let mut found = HashMap::new();
-        for (object, copy) in &books.shadows {
-            let is_drained = books.charges.get(object).is_some_and(|one| !one.dirty);
-            if is_drained && !copy.nameless {
-                *found.entry(TierId(copy.tier)).or_default() += copy.used_bytes;
-            }
-        }
-        found
-    }
-
     /// Space as the policy wants to see it.
     pub fn spaces(&self) -> Vec<TierSpace> {
         let books = self.books.lock();
@@ -525,6 +515,7 @@ impl Books {
 
     fn add(&mut self, charge: Charge) {
         self.tier(charge).add(charge);
+        self.add_to_owners(charge);
         if charge.application != NOBODYS {
             let figures = self.applications.entry(charge.application).or_default();
             figures.files += 1;
@@ -539,6 +530,7 @@ impl Books {
 
     fn subtract(&mut self, charge: Charge) {
         self.tier(charge).subtract(charge);
+        self.subtract_from_owners(charge);
         if let Some(figures) = self.applications.get_mut(&charge.application) {
             figures.files -= 1;
             figures.used_bytes -= charge.used_bytes;
@@ -556,10 +548,12 @@ impl Books {
     /// Changes what an object holds, if it is there. Whose it is and whether it has a name stay.
     fn change(&mut self, object: ObjectId, change: impl FnOnce(&mut Charge)) {
         self.change_all(object, |charge| {
-            let (nameless, application) = (charge.nameless, charge.application);
+            let (nameless, application, owners) =
+                (charge.nameless, charge.application, charge.owners);
             change(charge);
             charge.nameless = nameless;
             charge.application = application;
+            charge.owners = owners;
         });
     }
 
@@ -584,6 +578,7 @@ impl Books {
             held_bytes: bytes,
             nameless: false,
             application: NOBODYS,
+            owners: None,
         };
         self.tier(shadow).add(shadow);
         self.shadows.insert(object, shadow);

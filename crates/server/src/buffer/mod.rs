@@ -86,9 +86,11 @@ impl Buffer {
     /// The tiers as they were opened; no file is known yet.
     pub fn new(base: &Arc<Base>, catalog: &Arc<Catalog>, tiers: TierSet) -> Buffer {
         let demotion = &base.settings().demotion;
+        let ledger = Ledger::new(&tiers.limits(), demotion.dirty_cap_fraction);
+        ledger.set_limits(&base.settings().limits);
         Buffer {
             ns: base.ns().clone(),
-            ledger: Ledger::new(&tiers.limits(), demotion.dirty_cap_fraction),
+            ledger,
             tiers,
             emptying: Emptying::default(),
             opens: OpenTable::new(base.epoch()),

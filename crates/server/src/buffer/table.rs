@@ -5,6 +5,7 @@ use std::io;
 use std::sync::Arc;
 
 use forebay_namespace::File;
+use forebay_policy::limits::Owners;
 use forebay_policy::series::Identity as PathIdentity;
 use forebay_tiers::{Identity, ParentKey, TierKind};
 use forebay_types::{Generation, ObjectId, TierId};
@@ -38,6 +39,19 @@ impl Buffer {
         if let Some((application, _)) = self.catalog.apps().of(object) {
             self.ledger.assign(object, application);
         }
+        if let Some(file) = self.file(object) {
+            self.own(&file);
+        }
+    }
+
+    /// Its owner counts it, as it is now.
+    pub fn own(&self, file: &File) {
+        let state = file.lock();
+        let owners = Owners {
+            uid: state.meta.uid,
+            gid: state.meta.gid,
+        };
+        self.ledger.own(file.object, owners);
     }
 
     /// An object is a file's: it is found by its id from here on.
@@ -45,6 +59,7 @@ impl Buffer {
         self.table.write().insert(file.object, file.clone());
         let application = self.catalog.apps().arrived(file.object, identity);
         self.ledger.assign(file.object, application);
+        self.own(file);
     }
 
     /// A file has another path.

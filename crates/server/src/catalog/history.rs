@@ -1,5 +1,6 @@
 //! What is put on record of files: by object, whatever they are called.
 
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use forebay_policy::history::{Book, Changes, Found, Keep, Key};
@@ -13,7 +14,9 @@ use crate::catalog::Catalog;
 /// The records that are not over, and what is kept of the others.
 pub struct History {
     book: Mutex<Book>,
-    keep: Keep,
+    /// Of [`Keep`], which may change.
+    keep_ms: AtomicU64,
+    keep_bytes: AtomicU64,
     origin: Instant,
     /// Of `origin`, in milliseconds since 1970.
     origin_ms: u64,
@@ -28,7 +31,8 @@ impl History {
         History {
             // No other start gives the same numbers.
             book: Mutex::new(Book::new(u64::from(base.epoch()) << 32, quiet_ms)),
-            keep: settings.history,
+            keep_ms: AtomicU64::new(settings.history.for_ms),
+            keep_bytes: AtomicU64::new(settings.history.bytes),
             origin: Instant::now(),
             origin_ms: since.map_or(0, |since| since.as_millis() as u64),
         }
@@ -36,12 +40,21 @@ impl History {
 
     /// What is kept.
     pub fn keep(&self) -> Keep {
-        self.keep
+        Keep {
+            for_ms: self.keep_ms.load(Ordering::Relaxed),
+            bytes: self.keep_bytes.load(Ordering::Relaxed),
+        }
+    }
+
+    /// So much is kept from now on.
+    pub fn set_keep(&self, keep: Keep) {
+        self.keep_ms.store(keep.for_ms, Ordering::Relaxed);
+        self.keep_bytes.store(keep.bytes, Ordering::Relaxed);
     }
 
     /// Whether anything is put on record.
     pub fn is_on(&self) -> bool {
-        self.keep.is_on()
+        self.keep().is_on()
     }
 
     /// Milliseconds since 1970 of a clock that does not jump while the server runs.

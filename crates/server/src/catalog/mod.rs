@@ -2,6 +2,7 @@
 
 pub(crate) mod apps;
 pub(crate) mod history;
+pub(crate) mod inforce;
 pub(crate) mod naming;
 pub(crate) mod rules;
 
@@ -10,6 +11,7 @@ use forebay_policy::durability::Durability;
 use crate::base::Base;
 use apps::Applications;
 use history::History;
+use inforce::RulesInForce;
 use rules::Rules;
 
 /// What is known of applications, and what paths say.
@@ -17,7 +19,7 @@ pub struct Catalog {
     /// Applications.
     apps: Applications,
     /// Path rules.
-    rules: Rules,
+    rules: RulesInForce,
     /// What is put on record.
     history: History,
     /// Default level of fsync.
@@ -30,7 +32,7 @@ impl Catalog {
         let settings = base.settings();
         Catalog {
             apps: Applications::new(base.started(), settings.engine.quiet),
-            rules: Rules::new(&settings.rules),
+            rules: RulesInForce::new(&settings.rules),
             history: History::new(base),
             durability,
         }
@@ -48,6 +50,11 @@ impl Catalog {
 
     /// Path rules.
     pub fn rules(&self) -> &Rules {
+        self.rules.now()
+    }
+
+    /// The same, for people and for who takes others.
+    pub fn rules_in_force(&self) -> &RulesInForce {
         &self.rules
     }
 }

@@ -19,7 +19,7 @@ static ANYWHERE: HolderRule = HolderRule {
 impl Catalog {
     /// What fsync promises for a path.
     pub fn durability_of(&self, path: &[u8]) -> Durability {
-        self.rules.durability(path).unwrap_or(self.durability)
+        self.rules().durability(path).unwrap_or(self.durability)
     }
 
     /// What its fsync promises: of several names, the strongest promise counts.
@@ -33,13 +33,13 @@ impl Catalog {
 
     /// On which servers a new file of this path lies.
     pub fn holder_rule_of(&self, path: &[u8]) -> &HolderRule {
-        self.rules.placement(path).unwrap_or(&ANYWHERE)
+        self.rules().placement(path).unwrap_or(&ANYWHERE)
     }
 
     /// Where a file may go from where it is: what is said of the first of its names that a rule
     /// says something of.
     pub fn holder_rule_of_file(&self, file: &File) -> &HolderRule {
-        if !self.rules.has_placements() {
+        if !self.rules().has_placements() {
             return &ANYWHERE;
         }
         let (names, unnamed) = {
@@ -47,9 +47,9 @@ impl Catalog {
             (state.names.clone(), state.unnamed.clone())
         };
         let mut names = names.iter();
-        let found = names.find_map(|(dir, name)| self.rules.placement(&dir.path_of(name)));
+        let found = names.find_map(|(dir, name)| self.rules().placement(&dir.path_of(name)));
         // Without a name it is where its first one will be.
-        let of_unnamed = || self.rules.placement(&unnamed?.path_of(UNNAMED));
+        let of_unnamed = || self.rules().placement(&unnamed?.path_of(UNNAMED));
         found.or_else(of_unnamed).unwrap_or(&ANYWHERE)
     }
 

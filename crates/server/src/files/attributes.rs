@@ -29,6 +29,11 @@ impl Files {
         cred: Cred,
     ) -> Result<Attr, Failure> {
         let done = self.setattr_known(ino, handle, set, cred);
+        if (set.uid.is_some() || set.gid.is_some())
+            && let Ok(Node::File(file)) = self.ns.node(ino)
+        {
+            self.buffer.own(&file);
+        }
         match handle {
             None => done.map_err(stale_if_gone),
             Some(_) => done,

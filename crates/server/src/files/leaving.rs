@@ -82,7 +82,7 @@ impl Files {
                 self.make_space(to, missing_bytes);
                 hold().is_ok()
             }
-            Err(Refused::DirtyCap | Refused::Gone) => false,
+            Err(Refused::DirtyCap | Refused::Limit { .. } | Refused::Gone) => false,
         }
     }
 

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use forebay_namespace::{Dir, File, NewFile as NewRecord, Node, PlainNode};
+use forebay_policy::limits::Owners;
 use forebay_policy::placement::{NewFile, grant_passthrough_write};
 use forebay_tiers::{FileObject, Identity, Object, ParentKey, PfsStat, TierKind};
 use forebay_types::{
@@ -87,7 +88,12 @@ impl Files {
         let _request = self.buffer.activity().begin();
         let (xattrs, perm) = self.ns.mode_of_new(&dir, perm, &cred)?;
         let path = dir.path_of(&link.name);
-        let foreseen = self.foresee(&path, cred.process)?;
+        let mut foreseen = self.foresee(&path, cred.process)?;
+        let owners = Owners {
+            uid: cred.uid,
+            gid: free.gid,
+        };
+        foreseen.tier = self.place_within_limits(foreseen.tier, owners, foreseen.bytes)?;
         let identity = foreseen.identity;
         let id = self.new_id()?;
         let object_id = id.object();
@@ -107,6 +113,7 @@ impl Files {
         let (tier, object) = self.create_object(foreseen.tier, &carried, shared)?;
         failpoint::hit(failpoint::Point::CreateObject);
         self.buffer.arrive(object_id, tier, 0, true);
+        self.buffer.ledger().own(object_id, owners);
         let lease = match shared && tier == foreseen.tier {
             true => self.lease(object_id, tier, 0, foreseen.bytes),
             false => None,

@@ -302,7 +302,7 @@ impl Files {
                 self.make_space(place, missing_bytes);
                 hold().is_ok()
             }
-            Err(Refused::DirtyCap | Refused::Gone) => false,
+            Err(Refused::DirtyCap | Refused::Limit { .. } | Refused::Gone) => false,
         }
     }
 

@@ -113,7 +113,7 @@ impl Files {
                 self.make_space(flash, missing_bytes);
                 hold().ok().map(|()| flash)
             }
-            Err(Refused::DirtyCap | Refused::Gone) => None,
+            Err(Refused::DirtyCap | Refused::Limit { .. } | Refused::Gone) => None,
         }
     }
 

@@ -4,11 +4,12 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use forebay_namespace::File;
+use forebay_namespace::{File, FileState};
 use forebay_policy::demotion::{
     CleanCandidate, Residency as PolicyResidency, choose_victims, evict_needed,
 };
 use forebay_policy::handover::MOVES_MAX;
+use forebay_policy::limits::Beyond;
 use forebay_policy::placement::{
     NewFile, Placement, TierSpace, choose_tier, growth_ahead, waiting_tier,
 };
@@ -36,6 +37,11 @@ pub enum Room {
     Yes,
     /// Not now, and the caller did not want to wait.
     WouldWait,
+}
+
+/// Whether who is refused is not to wait.
+fn goes_at_once(refused: Refused) -> bool {
+    matches!(refused, Refused::Limit { excess, .. } if excess.beyond == Beyond::Direct)
 }
 
 impl Files {
@@ -77,7 +83,7 @@ impl Files {
     }
 
     /// The overflow, which is on the PFS.
-    fn overflow(&self) -> Result<TierId, Failure> {
+    pub(super) fn overflow(&self) -> Result<TierId, Failure> {
         self.base.health().pass()?;
         Ok(self.buffer.tiers().need_overflow(self.ns.pfs())?)
     }
@@ -152,20 +158,30 @@ impl Files {
         if needed == 0 {
             return freed;
         }
-        let mut clean = self.clean_candidates(tier);
+        let mut clean = self.clean_candidates(|state| state.residency.tier == tier);
         let policy = self.plan.engine().placement();
         let victims = choose_victims(policy, &mut clean, needed, self.catalog.apps().now_s());
-        for id in victims.ids {
+        freed += self.drop_clean(victims.ids);
+        self.collect_garbage_of(Some(server));
+        freed
+    }
+
+    /// Drops clean copies. Answers with what was freed.
+    pub(super) fn drop_clean(&self, ids: Vec<u64>) -> u64 {
+        let mut freed = 0;
+        for id in ids {
             if let Some(file) = self.buffer.file(ObjectId(id)) {
                 let handed = self.buffer.leave_to_restart_copy(&file);
                 freed += handed.or_else(|| self.buffer.evict(&file)).unwrap_or(0);
             }
         }
-        self.collect_garbage_of(Some(server));
         freed
     }
 
-    fn clean_candidates(&self, tier: TierId) -> Vec<CleanCandidate> {
+    pub(super) fn clean_candidates(
+        &self,
+        is_meant: impl Fn(&FileState) -> bool,
+    ) -> Vec<CleanCandidate> {
         let files: Vec<Arc<File>> = self.buffer.files();
         let reserved = self.plan.share_owners();
         let is_reserved = |file: &File| {
@@ -180,7 +196,8 @@ impl Files {
             let eligible = {
                 let state = file.lock();
                 let r = &state.residency;
-                r.tier == tier && r.clean && !r.writing && !state.demoting && !state.is_unlinked()
+                let stays = state.demoting || state.is_unlinked();
+                r.clean && !r.writing && !stays && is_meant(&state)
             };
             if eligible && !self.buffer.opens().is_open_now(file.ino) {
                 let bytes = self.buffer.ledger().used_bytes(file.object);
@@ -232,7 +249,7 @@ impl Files {
                             .fetch_add(1, Ordering::Relaxed);
                     }
                     let waited = started.elapsed();
-                    let hopeless = !hopes;
+                    let hopeless = !hopes || goes_at_once(refused);
                     if waited >= self.settings.wait_for_space || hopeless || self.base.is_ending() {
                         if open.is_passthrough() {
                             // The kernel goes on writing where it is.
@@ -292,12 +309,12 @@ impl Files {
                 Err(Some(Refused::Gone)) => return Err(Errno::ESTALE.into()),
                 Err(Some(refused)) => last = refused,
             }
-            if let Refused::Tier { missing_bytes } = last
-                && ahead == 0
-                && self.make_space(tier, missing_bytes.max(len)) > 0
-                && hold(held, 0).is_ok()
-            {
-                return Ok(None);
+            if ahead == 0 && self.make_space_for(tier, last, len) > 0 {
+                match hold(held, 0) {
+                    Ok(()) => return Ok(None),
+                    // Of what it was freed for, there is enough now, perhaps.
+                    Err(refused) => last = refused.unwrap_or(last),
+                }
             }
         }
         open.budget_bytes.store(0, Ordering::Release);
@@ -317,7 +334,7 @@ impl Files {
     /// The file's tier has no room for it: it moves to another tier that has, or to the overflow.
     fn move_on(&self, open: &OpenFile, len: u64, refused: Refused) -> Result<(), Failure> {
         let to = |file: &File, tier, size| match refused {
-            Refused::DirtyCap | Refused::Gone => {
+            Refused::DirtyCap | Refused::Limit { .. } | Refused::Gone => {
                 Ok(self.buffer.tiers().need_overflow(self.ns.pfs())?)
             }
             Refused::Tier { .. } => self.other_tier(file, tier, size + len),

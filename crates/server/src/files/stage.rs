@@ -4,12 +4,14 @@ use std::sync::Arc;
 
 use forebay_namespace::{Arrival, Dir, File, Garbage};
 use forebay_policy::durability::Durability;
+use forebay_policy::limits::Owners;
 use forebay_policy::placement::NewFile;
 use forebay_tiers::{CopyControl, FileObject, Identity, Object, ParentKey, PfsId, TierKind, copy};
 use forebay_types::{Errno, Generation, ObjectId, SetTime, TierId, failpoint};
 
 use crate::base::failure::Failure;
 use crate::buffer::holders::is_out_of_reach;
+use crate::buffer::ledger::Refused;
 use crate::files::Files;
 use crate::files::mover::Move;
 use crate::files::open::stale_if_taken;
@@ -54,12 +56,20 @@ impl Files {
         // Without a record it is no file to a start: the PFS has it.
         let object_id = self.new_id()?.object();
         self.buffer.arrive(object_id, tier, 0, empty);
-        if self
-            .buffer
-            .ledger()
-            .try_hold(object_id, tier, 0, bytes, empty)
-            .is_err()
-        {
+        let owners = Owners {
+            uid: stat.uid,
+            gid: stat.gid,
+        };
+        self.buffer.ledger().own(object_id, owners);
+        let hold = || {
+            let ledger = self.buffer.ledger();
+            ledger.try_hold(object_id, tier, 0, bytes, empty)
+        };
+        let held = hold().or_else(|refused| match refused {
+            Refused::Limit { .. } if self.make_space_for(tier, refused, bytes) > 0 => hold(),
+            refused => Err(refused),
+        });
+        if held.is_err() {
             self.buffer.leave(object_id);
             return Err(Errno::ENOSPC.into());
         }

@@ -3,6 +3,7 @@
 
 pub(crate) mod sight;
 
+use forebay_policy::limits::Owner;
 use forebay_wire::Peer;
 
 /// A user.
@@ -38,6 +39,15 @@ impl Asker {
     /// Effective user id.
     pub fn uid(&self) -> u32 {
         self.uid
+    }
+
+    /// Whether it is the asker, or a group of theirs: of all others only who is trusted hears.
+    pub fn may_hear_of(&self, owner: Owner) -> bool {
+        self.trusted
+            || match owner {
+                Owner::User(uid) => uid == self.uid,
+                Owner::Group(gid) => gid == self.gid || self.groups.contains(&gid),
+            }
     }
 
     /// Root, or the user who runs the server: they see everything.

@@ -108,8 +108,8 @@ pub struct Engine {
     block_io: BlockIo,
     origin: Instant,
     period_s: f64,
-    throttles: bool,
-    takes_turns: bool,
+    throttles: AtomicBool,
+    takes_turns: AtomicBool,
 }
 
 fn number<T: PartialEq>(all: &[T], value: &T) -> u8 {
@@ -174,8 +174,8 @@ impl Engine {
             block_io: BlockIo::new(settings),
             origin,
             period_s: engine.period.as_secs_f64(),
-            throttles: engine.throttle,
-            takes_turns: engine.turns,
+            throttles: AtomicBool::new(engine.throttle),
+            takes_turns: AtomicBool::new(engine.turns),
         })
     }
 
@@ -215,9 +215,26 @@ impl Engine {
         *self.bandwidths.lock()
     }
 
-    /// Takes measured bandwidths.
+    /// Takes bandwidths, such as measured ones.
     pub fn set_bandwidths(&self, bandwidths: Bandwidths) {
         *self.bandwidths.lock() = Some(bandwidths);
+    }
+
+    /// Forgets the bandwidths: none are known.
+    pub fn forget_bandwidths(&self) {
+        *self.bandwidths.lock() = None;
+    }
+
+    /// From the next look on the plan's rates are held, or turns are taken, or not.
+    pub fn switch(&self, throttles: Option<bool>, takes_turns: Option<bool>) {
+        for (switch, value) in [
+            (&self.throttles, throttles),
+            (&self.takes_turns, takes_turns),
+        ] {
+            if let Some(value) = value {
+                switch.store(value, Ordering::Relaxed);
+            }
+        }
     }
 
     /// What a calibration under way has measured so far.
@@ -262,11 +279,12 @@ impl Engine {
             // Whether to demote is then the thresholds' to say; what is under way runs on.
             now.demotion = DemotionPace::Full;
         }
-        if !self.throttles {
+        let throttles = self.throttles.load(Ordering::Relaxed);
+        if !throttles {
             now.checkpoint_bytes_per_s = None;
         }
         let demotion = match now.demotion {
-            _ if !self.throttles => None,
+            _ if !throttles => None,
             DemotionPace::Full => None,
             DemotionPace::Rate(rate) => Some(rate),
             DemotionPace::Stop => Some(0.0),
@@ -278,7 +296,7 @@ impl Engine {
             buckets.writes.set_rate(now.checkpoint_bytes_per_s, now_s);
         }
         self.block_io.limit(now.checkpoint_bytes_per_s);
-        let turns = self.takes_turns && in_force.has_turns(choice.policy);
+        let turns = self.takes_turns.load(Ordering::Relaxed) && in_force.has_turns(choice.policy);
         self.has_turns.store(turns, Ordering::Relaxed);
         self.is_contended
             .store(!in_force.allows_passthrough(), Ordering::Relaxed);

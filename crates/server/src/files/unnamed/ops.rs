@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use forebay_namespace::{Dir, File, NewFile as NewRecord, Node, NsError, of_object};
 use forebay_policy::durability::Durability;
+use forebay_policy::limits::Owners;
 use forebay_policy::placement::NewFile;
 use forebay_tiers::{Identity, ParentKey};
 use forebay_types::{Attr, Cred, Generation, Ino, ObjectId, OpenFlags, TierId, failpoint};
@@ -43,6 +44,8 @@ impl Files {
             ..self.origin(Some(cred.process), &path)
         };
         let wanted = self.place_checkpoint(&series, origin, &kind)?;
+        let owners = Owners { uid: cred.uid, gid };
+        let wanted = self.place_within_limits(wanted, owners, None)?;
         // Before it has a name it is no file to a start, and its first name is on record at once.
         let object_id = self.new_id()?.object();
         let carried = self.identity_of_unnamed(object_id, perm, cred.uid, gid);
@@ -50,6 +53,7 @@ impl Files {
         let (tier, object) = self.create_object(wanted, &carried, false)?;
         failpoint::hit(failpoint::Point::CreateObject);
         self.buffer.arrive(object_id, tier, 0, true);
+        self.buffer.ledger().own(object_id, owners);
         self.buffer.ledger().set_nameless(object_id, true);
         let new = NewRecord {
             object: object_id,

@@ -1,0 +1,149 @@
+//! `[[limit]]`: limits of users and groups, as the file has them.
+
+use forebay_policy::limits::{self, Amount, Beyond, Owner, Whose};
+use forebay_types::{parse_percent, parse_size};
+use serde::Deserialize;
+
+use super::values::{FromText, TextVisitor, value};
+use crate::owners::Kind;
+
+value!(
+    /// Bytes, or a share of the capacity.
+    Space(Amount), "a size such as \"100GiB\", or a share such as \"20%\"", |text| {
+        let text = text.trim();
+        let amount = match text.ends_with('%') {
+            true => parse_percent(text).map(Amount::Share),
+            false => parse_size(text).map(Amount::Bytes),
+        };
+        amount.map_err(|e| e.to_string())
+    }
+);
+value!(
+    /// What happens beyond.
+    Then(Beyond), "\"wait\" or \"direct\"", |text| {
+        text.parse::<Beyond>().map_err(|e| e.to_string())
+    }
+);
+value!(
+    /// A user.
+    User(Whose), "the name or number of a user, or \"*\"", |text| match text {
+        "*" => Ok(Whose::EachUser),
+        name => Kind::User.number(name).map(|id| Whose::One(Owner::User(id))),
+    }
+);
+value!(
+    /// A group.
+    Project(Whose), "the name or number of a group, or \"*\"", |text| match text {
+        "*" => Ok(Whose::EachGroup),
+        name => Kind::Group.number(name).map(|id| Whose::One(Owner::Group(id))),
+    }
+);
+
+/// One `[[limit]]` as it is written.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Written {
+    user: Option<User>,
+    group: Option<Project>,
+    capacity: Option<Space>,
+    undrained: Option<Space>,
+    beyond: Option<Then>,
+}
+
+/// One `[[limit]]`.
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[serde(try_from = "Written")]
+pub struct Limit(pub limits::Limit);
+
+impl TryFrom<Written> for Limit {
+    type Error = &'static str;
+
+    fn try_from(written: Written) -> Result<Limit, &'static str> {
+        let whose = match (written.user, written.group) {
+            (Some(user), None) => user.0,
+            (None, Some(group)) => group.0,
+            (None, None) => return Err("limit: user or group is missing; \"*\" stands for each"),
+            (Some(_), Some(_)) => {
+                return Err("limit: user and group are both given; write one [[limit]] for each");
+            }
+        };
+        if written.capacity.is_none() && written.undrained.is_none() {
+            return Err("limit: neither capacity nor undrained is given; it would limit nothing");
+        }
+        Ok(Limit(limits::Limit {
+            whose,
+            capacity: written.capacity.map(Into::into),
+            undrained: written.undrained.map(Into::into),
+            beyond: written.beyond.map(Into::into).unwrap_or_default(),
+        }))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::given::Given;
+    use super::super::layers::{ConfigFile, Layers};
+
+    fn read(text: &str) -> Result<Given, String> {
+        let file = ConfigFile::of_text("bb.toml".into(), format!("dram = \"1G\"\n{text}"));
+        let layers = Layers::of_file(&file).map_err(|failure| failure.message)?;
+        layers.read().map_err(|failure| failure.message)
+    }
+
+    #[test]
+    fn limits_are_read() {
+        use super::*;
+        let text = "[[limit]]\nuser = \"*\"\ncapacity = \"20%\"\n\
+                    [[limit]]\ngroup = 12\nundrained = \"1GiB\"\nbeyond = \"direct\"\n";
+        let given = read(text).expect("valid");
+        let limits: Vec<_> = given.limits.iter().map(|limit| limit.0).collect();
+        let expected = [
+            limits::Limit {
+                whose: Whose::EachUser,
+                capacity: Some(Amount::Share(0.2)),
+                undrained: None,
+                beyond: Beyond::Wait,
+            },
+            limits::Limit {
+                whose: Whose::One(Owner::Group(12)),
+                capacity: None,
+                undrained: Some(Amount::Bytes(1 << 30)),
+                beyond: Beyond::Direct,
+            },
+        ];
+        assert_eq!(limits, expected);
+    }
+
+    #[test]
+    fn what_makes_no_sense_is_refused_with_its_line() {
+        for (text, line, part) in [
+            (
+                "user = \"no-such-user-here\"\ncapacity = 1",
+                3,
+                "not known on this machine",
+            ),
+            ("user = \"*\"\ncapacity = \"120%\"", 4, "120%"),
+            ("user = \"*\"\ncapacity = \"much\"", 4, "for example 4GiB"),
+            (
+                "user = \"*\"\ncapacity = 1\nbeyond = \"never\"",
+                5,
+                "wait, direct",
+            ),
+            ("user = \"*\"\ncapacty = 1", 4, "did you mean `capacity`"),
+            ("capacity = 1", 2, "user or group is missing"),
+            (
+                "user = \"*\"\ngroup = \"*\"\ncapacity = 1",
+                2,
+                "one [[limit]] for each",
+            ),
+            ("user = \"*\"\nbeyond = \"wait\"", 2, "limit nothing"),
+        ] {
+            let error = read(&format!("[[limit]]\n{text}\n")).unwrap_err();
+            let place = format!("bb.toml: line {line}: ");
+            assert!(
+                error.starts_with(&place) && error.contains(part),
+                "{text}: {error}"
+            );
+        }
+    }
+}

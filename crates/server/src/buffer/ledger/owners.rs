@@ -1,0 +1,236 @@
+//! What users and groups hold, and the limits of that.
+
+use forebay_policy::limits::{Bounds, Excess, Held, Limit, Limits, Owner, Owners};
+use forebay_types::ObjectId;
+
+use super::{Books, Charge, Ledger, Refused};
+
+/// What one user or group has here.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct OwnerFigures {
+    /// Held, as limits count it.
+    pub held: Held,
+    /// Of the undrained, what is occupied, bytes.
+    pub dirty_bytes: u64,
+    files: u64,
+}
+
+impl OwnerFigures {
+    fn add(&mut self, charge: Charge) {
+        self.files += 1;
+        self.held.bytes += charge.held_bytes;
+        if charge.is_undrained() {
+            self.held.undrained_bytes += charge.held_bytes;
+            self.dirty_bytes += charge.used_bytes;
+        }
+    }
+
+    fn subtract(&mut self, charge: Charge) {
+        self.files -= 1;
+        self.held.bytes -= charge.held_bytes;
+        if charge.is_undrained() {
+            self.held.undrained_bytes -= charge.held_bytes;
+            self.dirty_bytes -= charge.used_bytes;
+        }
+    }
+}
+
+impl Ledger {
+    /// Takes limits into force, instead of those before.
+    pub fn set_limits(&self, limits: &[Limit]) {
+        self.books.lock().limits = Limits::new(limits, self.capacity_bytes);
+        self.freed.notify_all();
+    }
+
+    /// The limits in force.
+    pub fn limits(&self) -> Limits {
+        self.books.lock().limits.clone()
+    }
+
+    /// An object belongs to a user and a group.
+    pub fn own(&self, object: ObjectId, owners: Owners) {
+        let mut books = self.books.lock();
+        books.change_all(object, |charge| charge.owners = Some(owners));
+    }
+
+    /// Which limit keeps a new file of these owners from growing to so many bytes here.
+    pub fn excess_of_new(&self, owners: Owners, bytes: u64) -> Option<(Owner, Excess)> {
+        let books = self.books.lock();
+        let more = Held {
+            bytes,
+            undrained_bytes: bytes,
+        };
+        books
+            .limits
+            .admit(owners, |owner| books.held_by(owner), more)
+            .err()
+    }
+
+    /// Users and groups that have something here and a limit: those with most first.
+    pub fn under_limits(&self) -> Vec<(Owner, OwnerFigures, Bounds)> {
+        let books = self.books.lock();
+        if books.limits.is_empty() {
+            return Vec::new();
+        }
+        let owners = books.owners.iter().filter_map(|(owner, figures)| {
+            let bounds = books.limits.of(*owner)?;
+            Some((*owner, *figures, *bounds))
+        });
+        let mut owners: Vec<_> = owners.collect();
+        owners.sort_by_key(|(owner, figures, _)| (std::cmp::Reverse(figures.held.bytes), *owner));
+        owners
+    }
+}
+
+impl Books {
+    fn held_by(&self, owner: Owner) -> Held {
+        self.owners
+            .get(&owner)
+            .map_or_else(Held::default, |figures| figures.held)
+    }
+
+    /// Whether a limit has a word on a charge: tiers of the burst buffer have, the PFS has not.
+    fn owners_of(&self, charge: Charge) -> Option<Owners> {
+        let counts = self.tiers[charge.tier as usize].kind.is_some();
+        charge.owners.filter(|_| counts)
+    }
+
+    pub(super) fn add_to_owners(&mut self, charge: Charge) {
+        for owner in self
+            .owners_of(charge)
+            .iter()
+            .flat_map(|owners| owners.each())
+        {
+            self.owners.entry(owner).or_default().add(charge);
+        }
+    }
+
+    pub(super) fn subtract_from_owners(&mut self, charge: Charge) {
+        for owner in self
+            .owners_of(charge)
+            .iter()
+            .flat_map(|owners| owners.each())
+        {
+            if let Some(figures) = self.owners.get_mut(&owner) {
+                figures.subtract(charge);
+                if figures.files == 0 {
+                    self.owners.remove(&owner);
+                }
+            }
+        }
+    }
+
+    /// Whether the limits of its owners let a charge take the place of another.
+    pub(super) fn must_keep_limits(&self, old: Charge, new: Charge) -> Result<(), Refused> {
+        let Some(owners) = self.owners_of(new) else {
+            return Ok(());
+        };
+        let held = |charge: Charge| Held {
+            bytes: charge.held_bytes,
+            undrained_bytes: match charge.is_undrained() {
+                true => charge.held_bytes,
+                false => 0,
+            },
+        };
+        let before = match self.owners_of(old).is_some() {
+            true => held(old),
+            false => Held::default(),
+        };
+        let after = held(new);
+        let more = Held {
+            bytes: after.bytes.saturating_sub(before.bytes),
+            undrained_bytes: after.undrained_bytes.saturating_sub(before.undrained_bytes),
+        };
+        let admitted = self.limits.admit(owners, |owner| self.held_by(owner), more);
+        admitted.map_err(|(owner, excess)| Refused::Limit { owner, excess })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use forebay_policy::limits::{Amount, Beyond, Whose};
+    use forebay_policy::placement::TierKind;
+    use forebay_types::TierId;
+
+    use super::*;
+
+    const US: Owners = Owners { uid: 7, gid: 8 };
+
+    fn ledger(capacity: Option<Amount>, undrained: Option<Amount>) -> Ledger {
+        let ledger = Ledger::new(&[(Some(TierKind::Ssd), 100), (None, 0)], 1.0);
+        ledger.set_limits(&[Limit {
+            whose: Whose::EachUser,
+            capacity,
+            undrained,
+            beyond: Beyond::Direct,
+        }]);
+        for object in [1, 2] {
+            ledger.arrive(ObjectId(object), TierId(0), 0, true);
+            ledger.own(ObjectId(object), US);
+        }
+        ledger
+    }
+
+    fn hold(ledger: &Ledger, object: u64, bytes: u64) -> Result<(), Refused> {
+        ledger.try_hold(ObjectId(object), TierId(0), 0, bytes, true)
+    }
+
+    fn refused(missing_bytes: u64) -> Result<(), Refused> {
+        let excess = Excess {
+            missing_bytes,
+            beyond: Beyond::Direct,
+        };
+        Err(Refused::Limit {
+            owner: Owner::User(7),
+            excess,
+        })
+    }
+
+    #[test]
+    fn a_user_holds_no_more_than_the_share() {
+        let ledger = ledger(Some(Amount::Share(0.5)), None);
+        assert_eq!(hold(&ledger, 1, 30), Ok(()));
+        assert_eq!(hold(&ledger, 2, 30), refused(10));
+        assert_eq!(hold(&ledger, 2, 20), Ok(()));
+        // The same again, or less, is nothing more.
+        assert_eq!(hold(&ledger, 1, 30), Ok(()));
+        assert!(ledger.excess_of_new(US, 1).is_some());
+        let others = Owners { uid: 9, gid: 8 };
+        assert_eq!(ledger.excess_of_new(others, 50), None);
+        // What becomes another's is the other's.
+        ledger.own(ObjectId(1), others);
+        assert_eq!(ledger.excess_of_new(US, 30), None);
+        assert!(ledger.excess_of_new(others, 30).is_some());
+        ledger.depart(ObjectId(1));
+        ledger.depart(ObjectId(2));
+        assert!(ledger.under_limits().is_empty());
+    }
+
+    #[test]
+    fn drained_bytes_are_none_of_the_undrained() {
+        let ledger = ledger(None, Some(Amount::Bytes(40)));
+        assert_eq!(hold(&ledger, 1, 40), Ok(()));
+        assert_eq!(hold(&ledger, 2, 1), refused(0));
+        ledger.settle(ObjectId(1), TierId(0), 40, false);
+        assert_eq!(hold(&ledger, 2, 40), Ok(()));
+        // It would be undrained again.
+        assert_eq!(
+            ledger.try_hold(ObjectId(1), TierId(0), 40, 41, true),
+            refused(0)
+        );
+        let [(owner, figures, _)] = ledger.under_limits()[..] else {
+            panic!("one user");
+        };
+        assert_eq!((owner, figures.held.bytes), (Owner::User(7), 80));
+        assert_eq!(figures.held.undrained_bytes, 40);
+    }
+
+    #[test]
+    fn what_lies_on_the_pfs_counts_for_nobody() {
+        let ledger = ledger(Some(Amount::Bytes(10)), None);
+        let moved = ledger.try_hold(ObjectId(1), TierId(1), 500, 500, true);
+        assert_eq!(moved, Ok(()));
+        assert_eq!(hold(&ledger, 2, 10), Ok(()));
+        assert_eq!(ledger.under_limits()[0].1.held.bytes, 10);
+    }
+}
