@@ -364,6 +364,8 @@ pub fn control_responses() -> Vec<ControlResponse> {
         crc32c: Some(0xe306_9283),
         error: Some("quota".into()),
         unpublished: true,
+        durability: Some("replica".into()),
+        stale_tiers: vec!["server-3:ssd".into()],
     };
     let job = JobProgress {
         counting: true,
