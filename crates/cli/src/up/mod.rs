@@ -134,7 +134,7 @@ pub fn run(args: &UpArgs) -> Result<Exit, Failure> {
 
 /// All that a start would refuse without having made anything.
 fn check(args: &UpArgs) -> Result<Exit, Failure> {
-    let mut plan = settings(args)?;
+    let mut plan = Sources::new(args)?.read()?.plan;
     let ground = preflight::check(&mut plan)?;
     for warning in &ground.warnings {
         out::complain(warning);
