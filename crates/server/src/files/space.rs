@@ -39,6 +39,11 @@ pub enum Room {
     WouldWait,
 }
 
+/// Whether a limit of a user or group refuses it.
+fn is_of_limit(refused: Refused) -> bool {
+    matches!(refused, Refused::Limit { .. })
+}
+
 /// Whether who is refused is not to wait.
 fn goes_at_once(refused: Refused) -> bool {
     matches!(refused, Refused::Limit { excess, .. } if excess.beyond == Beyond::Direct)
@@ -313,7 +318,10 @@ impl Files {
                 match hold(held, 0) {
                     Ok(()) => return Ok(None),
                     // Of what it was freed for, there is enough now, perhaps.
-                    Err(refused) => last = refused.unwrap_or(last),
+                    Err(Some(refused)) if is_of_limit(last) || is_of_limit(refused) => {
+                        last = refused;
+                    }
+                    Err(_) => {}
                 }
             }
         }
