@@ -20,7 +20,7 @@ impl Rooms {
             self.catalog.rules_in_force().change(rules);
         }
         if let Some(limits) = &live.limits {
-            self.buffer.ledger().set_limits(limits);
+            self.buffer.set_limits(limits);
         }
         if let Some(keep) = live.history {
             self.catalog.history().set_keep(keep);

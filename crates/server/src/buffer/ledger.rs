@@ -5,6 +5,7 @@ mod moves;
 mod owners;
 
 use std::collections::HashMap;
+use std::sync::atomic::AtomicBool;
 
 use forebay_policy::limits::{Excess, Limits, Owner, Owners};
 use forebay_policy::placement::{TierKind as PolicyKind, TierSpace};
@@ -82,6 +83,7 @@ struct Books {
     moves: HashMap<ObjectId, Charge>,
     tiers: Vec<Sums>,
     applications: HashMap<u32, ApplicationFigures>,
+    /// Empty without limits.
     owners: HashMap<Owner, OwnerFigures>,
     limits: Limits,
 }
@@ -135,6 +137,8 @@ pub struct Ledger {
     dirty_cap_bytes: u64,
     /// Of all tiers that have a limit.
     capacity_bytes: u64,
+    /// Asked without the lock: most burst buffers have no limits of users and groups.
+    has_limits: AtomicBool,
 }
 
 /// Why space is refused.
@@ -180,6 +184,7 @@ impl Ledger {
             freed: Condvar::new(),
             dirty_cap_bytes: (total as f64 * dirty_cap_fraction) as u64,
             capacity_bytes: total,
+            has_limits: AtomicBool::new(false),
         }
     }
 

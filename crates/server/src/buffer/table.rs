@@ -5,7 +5,7 @@ use std::io;
 use std::sync::Arc;
 
 use forebay_namespace::File;
-use forebay_policy::limits::Owners;
+use forebay_policy::limits::{Limit, Owners};
 use forebay_policy::series::Identity as PathIdentity;
 use forebay_tiers::{Identity, ParentKey, TierKind};
 use forebay_types::{Generation, ObjectId, TierId};
@@ -39,19 +39,35 @@ impl Buffer {
         if let Some((application, _)) = self.catalog.apps().of(object) {
             self.ledger.assign(object, application);
         }
-        if let Some(file) = self.file(object) {
+        if self.ledger.has_limits()
+            && let Some(file) = self.file(object)
+        {
             self.own(&file);
         }
     }
 
     /// Its owner counts it, as it is now.
     pub fn own(&self, file: &File) {
+        if !self.ledger.has_limits() {
+            return;
+        }
         let state = file.lock();
         let owners = Owners {
             uid: state.meta.uid,
             gid: state.meta.gid,
         };
         self.ledger.own(file.object, owners);
+    }
+
+    /// Takes limits of users and groups into force.
+    pub fn set_limits(&self, limits: &[Limit]) {
+        let had_some = self.ledger.has_limits();
+        self.ledger.set_limits(limits);
+        if had_some {
+            return;
+        }
+        // Whoever is entered from here on is owned there.
+        self.files().iter().for_each(|file| self.own(file));
     }
 
     /// An object is a file's: it is found by its id from here on.

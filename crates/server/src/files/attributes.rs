@@ -30,6 +30,7 @@ impl Files {
     ) -> Result<Attr, Failure> {
         let done = self.setattr_known(ino, handle, set, cred);
         if (set.uid.is_some() || set.gid.is_some())
+            && self.buffer.ledger().has_limits()
             && let Ok(Node::File(file)) = self.ns.node(ino)
         {
             self.buffer.own(&file);

@@ -18,11 +18,11 @@ impl Files {
         owners: Owners,
         bytes: Option<u64>,
     ) -> Result<TierId, Failure> {
-        if self.buffer.tiers().kind(placed) == TierKind::Pfs {
+        let ledger = self.buffer.ledger();
+        if !ledger.has_limits() || self.buffer.tiers().kind(placed) == TierKind::Pfs {
             return Ok(placed);
         }
         let bytes = bytes.unwrap_or(1).max(1);
-        let ledger = self.buffer.ledger();
         let Some((owner, excess)) = ledger.excess_of_new(owners, bytes) else {
             return Ok(placed);
         };

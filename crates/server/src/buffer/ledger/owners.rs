@@ -1,5 +1,7 @@
 //! What users and groups hold, and the limits of that.
 
+use std::sync::atomic::Ordering;
+
 use forebay_policy::limits::{Bounds, Excess, Held, Limit, Limits, Owner, Owners};
 use forebay_types::ObjectId;
 
@@ -36,10 +38,20 @@ impl OwnerFigures {
 }
 
 impl Ledger {
-    /// Takes limits into force, instead of those before.
+    /// Takes limits into force, instead of those before. Where there were none, nobody knows yet
+    /// whose the objects are.
     pub fn set_limits(&self, limits: &[Limit]) {
-        self.books.lock().limits = Limits::new(limits, self.capacity_bytes);
+        let mut books = self.books.lock();
+        books.limits = Limits::new(limits, self.capacity_bytes);
+        books.recount_owners();
+        self.has_limits.store(!limits.is_empty(), Ordering::SeqCst);
+        drop(books);
         self.freed.notify_all();
+    }
+
+    /// Whether there are limits: without them nobody is counted.
+    pub fn has_limits(&self) -> bool {
+        self.has_limits.load(Ordering::SeqCst)
     }
 
     /// The limits in force.
@@ -47,10 +59,15 @@ impl Ledger {
         self.books.lock().limits.clone()
     }
 
-    /// An object belongs to a user and a group.
+    /// An object belongs to a user and a group. Without limits that is not kept.
     pub fn own(&self, object: ObjectId, owners: Owners) {
+        if !self.has_limits() {
+            return;
+        }
         let mut books = self.books.lock();
-        books.change_all(object, |charge| charge.owners = Some(owners));
+        if !books.limits.is_empty() {
+            books.change_all(object, |charge| charge.owners = Some(owners));
+        }
     }
 
     /// Which limit keeps a new file of these owners from growing to so many bytes here.
@@ -83,6 +100,22 @@ impl Ledger {
 }
 
 impl Books {
+    /// Sums up anew what everybody has; nothing without limits.
+    fn recount_owners(&mut self) {
+        self.owners.clear();
+        if self.limits.is_empty() {
+            // By the time that there are limits again, they may be others.
+            self.charges
+                .values_mut()
+                .for_each(|charge| charge.owners = None);
+            return;
+        }
+        let charges: Vec<Charge> = self.charges.values().copied().collect();
+        for charge in charges {
+            self.add_to_owners(charge);
+        }
+    }
+
     fn held_by(&self, owner: Owner) -> Held {
         self.owners
             .get(&owner)
@@ -96,6 +129,9 @@ impl Books {
     }
 
     pub(super) fn add_to_owners(&mut self, charge: Charge) {
+        if self.limits.is_empty() {
+            return;
+        }
         for owner in self
             .owners_of(charge)
             .iter()
@@ -106,6 +142,9 @@ impl Books {
     }
 
     pub(super) fn subtract_from_owners(&mut self, charge: Charge) {
+        if self.limits.is_empty() {
+            return;
+        }
         for owner in self
             .owners_of(charge)
             .iter()
@@ -122,6 +161,9 @@ impl Books {
 
     /// Whether the limits of its owners let a charge take the place of another.
     pub(super) fn must_keep_limits(&self, old: Charge, new: Charge) -> Result<(), Refused> {
+        if self.limits.is_empty() {
+            return Ok(());
+        }
         let Some(owners) = self.owners_of(new) else {
             return Ok(());
         };
@@ -223,6 +265,38 @@ mod tests {
         };
         assert_eq!((owner, figures.held.bytes), (Owner::User(7), 80));
         assert_eq!(figures.held.undrained_bytes, 40);
+    }
+
+    #[test]
+    fn nobody_is_counted_without_limits_and_everybody_once_there_are_some() {
+        let ledger = ledger(None, Some(Amount::Bytes(40)));
+        assert_eq!(hold(&ledger, 1, 30), Ok(()));
+        ledger.set_limits(&[]);
+        assert!(!ledger.has_limits());
+        ledger.own(ObjectId(2), US);
+        assert_eq!(hold(&ledger, 2, 30), Ok(()));
+        assert_eq!(ledger.books.lock().owners.len(), 0);
+        let limit = Limit {
+            whose: Whose::EachUser,
+            capacity: Some(Amount::Bytes(50)),
+            undrained: None,
+            beyond: Beyond::Direct,
+        };
+        ledger.set_limits(&[limit]);
+        assert!(ledger.under_limits().is_empty(), "whose they are comes now");
+        for object in [1, 2] {
+            ledger.own(ObjectId(object), US);
+        }
+        assert_eq!(ledger.under_limits()[0].1.held.bytes, 60);
+        assert_eq!(hold(&ledger, 2, 31), refused(11));
+        // Other limits find what was counted.
+        let capacity = Some(Amount::Bytes(61));
+        ledger.set_limits(&[Limit { capacity, ..limit }]);
+        assert_eq!(ledger.under_limits()[0].1.held.bytes, 60);
+        assert_eq!(hold(&ledger, 2, 31), Ok(()));
+        ledger.depart(ObjectId(1));
+        ledger.depart(ObjectId(2));
+        assert!(ledger.under_limits().is_empty());
     }
 
     #[test]
