@@ -1,6 +1,7 @@
 //! Ctrl-C, SIGTERM and SIGHUP as ordinary events on a thread of their own.
 
 use std::io;
+use std::sync::mpsc::{self, TrySendError};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -53,17 +54,22 @@ impl Signals {
 pub enum Hangup {
     /// The same as Ctrl-C: the terminal has gone.
     Stops,
-    /// A call, such as to open the log again.
+    /// A call, such as to open the log again, on another thread: it may hang with a file system,
+    /// and Ctrl-C and SIGTERM are heard all the same.
     Calls(Box<dyn FnMut() + Send>),
 }
 
 /// Calls `on_signal` with the signal's number and a count from 1 on, on a thread of its own. Must
 /// be called before other threads exist: they inherit the mask that leaves the signals to this one.
 pub fn watch(
-    mut hangup: Hangup,
+    hangup: Hangup,
     mut on_signal: impl FnMut(i32, u32) + Send + 'static,
 ) -> io::Result<()> {
     let set = blocked()?;
+    let hangup = match hangup {
+        Hangup::Stops => None,
+        Hangup::Calls(act) => Some(aside(act)?),
+    };
     std::thread::Builder::new()
         .name("fb-signals".into())
         .spawn(move || {
@@ -74,8 +80,8 @@ pub fn watch(
                 if unsafe { libc::sigwait(&set, &mut signal) } != 0 {
                     continue;
                 }
-                if let (libc::SIGHUP, Hangup::Calls(act)) = (signal, &mut hangup) {
-                    act();
+                if let (libc::SIGHUP, Some(call)) = (signal, &hangup) {
+                    call();
                     continue;
                 }
                 if last.is_some_and(|last| last.elapsed() < SAME_REQUEST) {
@@ -86,6 +92,26 @@ pub fn watch(
             }
         })?;
     Ok(())
+}
+
+/// Has a thread of its own make the calls; what it gives asks for one. Who asks during a call gets
+/// one more after it.
+fn aside(mut act: Box<dyn FnMut() + Send>) -> io::Result<impl Fn() + Send + use<>> {
+    let (ask, asked) = mpsc::sync_channel(1);
+    std::thread::Builder::new()
+        .name("fb-hangup".into())
+        .spawn(move || {
+            while asked.recv().is_ok() {
+                act();
+            }
+        })?;
+    Ok(move || match ask.try_send(()) {
+        // One that has not begun yet is for both.
+        Ok(()) | Err(TrySendError::Full(())) => {}
+        Err(TrySendError::Disconnected(())) => {
+            tracing::warn!("SIGHUP: the call before it has failed, there are no more");
+        }
+    })
 }
 
 /// SIGUSR1 and SIGUSR2 mean nothing here; by default they would end the program.
@@ -112,5 +138,32 @@ fn blocked() -> io::Result<libc::sigset_t> {
             0 => Ok(set),
             error => Err(io::Error::from_raw_os_error(error)),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_call_that_hangs_holds_up_nobody_and_the_next_comes_after_it() {
+        let (begun, begins) = mpsc::channel();
+        let (go_on, goes_on) = mpsc::channel::<()>();
+        let call = aside(Box::new(move || {
+            begun.send(()).expect("somebody listens");
+            goes_on.recv().expect("somebody lets it go on");
+        }))
+        .expect("thread");
+        call();
+        begins.recv().expect("the first");
+        // It hangs now. Nobody waits for it.
+        call();
+        call();
+        assert!(begins.try_recv().is_err());
+        go_on.send(()).expect("it waits");
+        begins.recv().expect("one for both");
+        go_on.send(()).expect("it waits");
+        let more = begins.recv_timeout(Duration::from_millis(50));
+        assert!(more.is_err());
     }
 }

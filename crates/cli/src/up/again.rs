@@ -127,7 +127,11 @@ impl Again {
         let (reloaded, live) = match self.compare(&mut in_force) {
             Ok(compared) => compared,
             Err(failure) => {
-                tracing::warn!("reload: nothing was taken: {}", failure.message);
+                match self.config {
+                    Some(_) => tracing::warn!("reload: nothing was taken: {}", failure.message),
+                    // Who has the log opened again by SIGHUP may mean nothing more.
+                    None => tracing::info!("reload: nothing was taken: {}", failure.message),
+                }
                 return Reloaded {
                     refused: Some(failure.message),
                     ..Reloaded::default()
