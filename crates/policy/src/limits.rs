@@ -61,7 +61,7 @@ impl Amount {
 }
 
 /// What happens to who has used up a limit.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Beyond {
     /// Writes wait as they do for a full tier.
     #[default]

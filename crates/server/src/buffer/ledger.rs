@@ -129,7 +129,7 @@ pub struct Entry {
 /// 3. `try_hold` never lets the held bytes of a tier grow over its limit, nor the undrained bytes
 ///    over the cap, nor what a user or group has over its limits. `settle` and `observe` may find
 ///    more than was set aside. `hold_beyond` goes over the limits on purpose, for a lease that is
-///    extended beyond its tier.
+///    extended beyond its tier. `try_hold_beyond_limits` goes over those of users and groups.
 pub struct Ledger {
     books: Mutex<Books>,
     /// Signalled when space is given back or data has become clean.
@@ -237,6 +237,16 @@ impl Ledger {
         held_bytes: u64,
         dirty: bool,
     ) -> Result<(), Refused> {
+        let held = (tier, used_bytes, held_bytes, dirty);
+        self.try_hold_within(object, held, true)
+    }
+
+    fn try_hold_within(
+        &self,
+        object: ObjectId,
+        (tier, used_bytes, held_bytes, dirty): (TierId, u64, u64, bool),
+        keeps_limits: bool,
+    ) -> Result<(), Refused> {
         let mut books = self.books.lock();
         let old = *books.charges.get(&object).ok_or(Refused::Gone)?;
         let same_tier = old.tier == tier.0;
@@ -269,7 +279,9 @@ impl Ledger {
             application: old.application,
             owners: old.owners,
         };
-        books.must_keep_limits(old, charge)?;
+        if keeps_limits {
+            books.must_keep_limits(old, charge)?;
+        }
         books.change(object, |old| *old = charge);
         Ok(())
     }

@@ -38,6 +38,8 @@ struct Inner {
     nudged_until: Option<Instant>,
     drain_all: bool,
     in_flight: usize,
+    /// Which these are.
+    under_way: HashSet<ObjectId>,
     /// Of those, somebody waits for.
     urged_in_flight: HashSet<ObjectId>,
     recent: VecDeque<(Instant, u64)>,
@@ -342,6 +344,7 @@ impl DrainQueue {
         inner.last_moved = Some(now);
         for end in ended {
             inner.in_flight -= 1;
+            inner.under_way.remove(&end.object);
             inner.urged_in_flight.remove(&end.object);
             inner.copied.remove(&end.object);
             if end.failed {
@@ -392,6 +395,17 @@ impl DrainQueue {
         ready.copied().collect()
     }
 
+    /// Files on their way to the PFS, and waiting ones that may be tried now.
+    pub fn leaving(&self) -> Vec<ObjectId> {
+        let inner = self.inner.lock();
+        let now = Instant::now();
+        let ready = inner
+            .waiting
+            .iter()
+            .filter(|object| inner.is_ready(object, now));
+        ready.chain(&inner.under_way).copied().collect()
+    }
+
     /// Hands out the next files that somebody waits for, in their order and each once: whoever gets
     /// them sees to it that they are taken ([`DrainQueue::take_urgent`]).
     pub fn hand_out_urgent(&self, most: usize) -> Vec<ObjectId> {
@@ -407,6 +421,7 @@ impl DrainQueue {
             inner.urged.remove(object);
             inner.waiting.remove(object);
             inner.urged_in_flight.insert(*object);
+            inner.under_way.insert(*object);
         }
         inner.in_flight += these.len();
     }
@@ -431,6 +446,7 @@ impl DrainQueue {
             }
         }
         inner.in_flight += batch.len();
+        inner.under_way.extend(&batch);
         batch
     }
 

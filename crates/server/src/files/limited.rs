@@ -1,13 +1,18 @@
 //! Users and groups with a limit: where their new files go, and what leaves for them.
 
+use std::collections::BTreeSet;
+use std::sync::atomic::Ordering;
+
 use forebay_policy::demotion::choose_victims;
-use forebay_policy::limits::{Beyond, Owner, Owners};
+use forebay_policy::limits::{Beyond, Excess, Owner, Owners};
 use forebay_tiers::TierKind;
-use forebay_types::TierId;
+use forebay_types::{ObjectId, TierId};
 
 use crate::base::failure::Failure;
 use crate::buffer::ledger::Refused;
-use crate::files::{Files, MAKING_SPACE};
+use crate::buffer::opens::OpenFile;
+use crate::buffer::target::Target;
+use crate::files::Files;
 
 impl Files {
     /// Where a new file goes that was to go to a tier: straight to the PFS if its owner has used up
@@ -26,8 +31,7 @@ impl Files {
         let Some((owner, excess)) = ledger.excess_of_new(owners, bytes) else {
             return Ok(placed);
         };
-        self.buffer.queue().hurry();
-        self.make_space_of(owner, excess.missing_bytes);
+        self.make_room_of(owner, excess, bytes);
         match ledger.excess_of_new(owners, bytes) {
             Some((_, excess)) if excess.beyond == Beyond::Direct => self.overflow(),
             _ => Ok(placed),
@@ -47,19 +51,188 @@ impl Files {
     /// Evicts clean copies of a user's or group's files, whichever tiers they are in, until so much
     /// is freed, or no more can go. Answers with what was freed.
     pub(super) fn make_space_of(&self, owner: Owner, wanted_bytes: u64) -> u64 {
-        if wanted_bytes == 0 {
+        let held = || self.buffer.ledger().held_by(owner);
+        let before = held();
+        if wanted_bytes == 0 || before.bytes == before.undrained_bytes {
+            // Nothing of theirs is clean: a look at all files would find none.
             return 0;
         }
-        let _one = self.making_space[usize::from(self.settings.server) % MAKING_SPACE].lock();
+        let one = self.making_space_of.lock();
         let is_theirs = |uid, gid| match owner {
             Owner::User(id) => id == uid,
             Owner::Group(id) => id == gid,
         };
-        let mut clean = self.clean_candidates(|state| is_theirs(state.meta.uid, state.meta.gid));
+        let tiers = self.buffer.tiers();
+        let mut clean = self.clean_candidates(|state| {
+            let tier = state.residency.tier;
+            let counts = tiers.kind(tier) != TierKind::Pfs && !tiers.is_out_of_reach(tier);
+            counts && is_theirs(state.meta.uid, state.meta.gid)
+        });
         let (policy, now_s) = (self.plan.engine().placement(), self.catalog.apps().now_s());
         let victims = choose_victims(policy, &mut clean, wanted_bytes, now_s);
-        let freed = self.drop_clean(victims.ids);
-        self.collect_garbage_of(None);
-        freed
+        let server_of = |id: &u64| {
+            let file = self.buffer.file(ObjectId(*id))?;
+            let tier = file.lock().residency.tier;
+            tiers.get(tier).map(|slot| slot.server)
+        };
+        let servers: BTreeSet<u16> = victims.ids.iter().filter_map(server_of).collect();
+        self.drop_clean(victims.ids);
+        // One that hangs holds up whoever asks, and nobody else.
+        drop(one);
+        for server in servers {
+            self.collect_garbage_of(Some(server));
+        }
+        before.bytes.saturating_sub(held().bytes)
+    }
+
+    /// Room for a user or group that has used up a limit: clean copies go, and where they are to
+    /// wait, undrained files are drained.
+    pub(super) fn make_room_of(&self, owner: Owner, excess: Excess, wanted_bytes: u64) {
+        let freed = self.make_space_of(owner, excess.missing_bytes);
+        if excess.beyond == Beyond::Wait && (freed == 0 || freed < excess.missing_bytes) {
+            self.drain
+                .urge_of(owner, wanted_bytes.max(excess.missing_bytes));
+        }
+    }
+
+    /// Whether waiting may help a writer that was refused space.
+    pub(super) fn may_get_room(&self, open: &OpenFile, refused: Refused) -> bool {
+        match refused {
+            Refused::Limit { owner, .. } => self.drain.can_drain_of(owner, open.ino),
+            _ => self.drain.can_drain_for(open.ino),
+        }
+    }
+
+    /// Room beyond a limit for a file that the kernel writes: it cannot go elsewhere, and no limit
+    /// is to make its writes fail. Whether its tier has it.
+    pub(super) fn hold_beyond_limit(
+        &self,
+        open: &OpenFile,
+        len: u64,
+        refused: Refused,
+    ) -> Result<bool, Failure> {
+        let Refused::Limit { .. } = refused else {
+            return Ok(false);
+        };
+        let Target::Buffer { file, object, tier } = open.target.read().clone() else {
+            return Ok(false);
+        };
+        let used = object.stat()?.allocated_bytes;
+        let held = (used + len).max(open.lease_bytes.load(Ordering::Acquire));
+        let ledger = self.buffer.ledger();
+        Ok(ledger
+            .try_hold_beyond_limits(file.object, tier, used, held)
+            .is_ok())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use forebay_namespace::File;
+    use forebay_policy::limits::{Amount, Limit, Whose};
+    use forebay_testkit::needs_root;
+    use forebay_types::{Ino, SetAttr};
+
+    use super::*;
+    use crate::drain::picking::Line;
+    use crate::rooms::Rooms;
+    use crate::testing::{Lab, create, drain, me};
+
+    const ALICE: u32 = 12_345;
+    const BOB: u32 = 12_346;
+
+    fn limited(beyond: Beyond) -> Lab {
+        Lab::with(|settings| {
+            settings.limits = vec![Limit {
+                whose: Whose::One(Owner::User(ALICE)),
+                capacity: Some(Amount::Bytes(1 << 20)),
+                undrained: None,
+                beyond,
+            }];
+        })
+    }
+
+    /// A closed file of a user.
+    fn file_of(rooms: &Rooms, user: u32, name: &[u8]) -> Arc<File> {
+        let handle = create(rooms, name, &[7; 1 << 20]);
+        rooms.files.release(handle).expect("close");
+        let found = rooms.base.ns().lookup(Ino::ROOT, name).expect("found");
+        let file = found.file.expect("in the burst buffer");
+        let set = SetAttr {
+            uid: Some(user),
+            ..SetAttr::default()
+        };
+        let given = rooms.files.setattr(file.ino, None, &set, me());
+        given.expect("chown");
+        file
+    }
+
+    fn is_there(file: &File) -> bool {
+        !file.lock().is_unlinked()
+    }
+
+    #[test]
+    fn clean_copies_of_others_stay() {
+        if needs_root() {
+            return;
+        }
+        let lab = limited(Beyond::Direct);
+        let rooms = lab.rooms();
+        let (alices, bobs) = (file_of(rooms, ALICE, b"a"), file_of(rooms, BOB, b"b"));
+        let alice = Owner::User(ALICE);
+        assert_eq!(rooms.files.make_space_of(alice, 8 << 20), 0, "undrained");
+        while rooms.buffer.queue().has_work() {
+            drain(rooms);
+        }
+        let held = rooms.buffer.ledger().held_by(alice).bytes;
+        assert!(held >= 1 << 20);
+        assert_eq!(rooms.files.make_space_of(alice, 8 << 20), held);
+        assert!(!is_there(&alices) && is_there(&bobs));
+        assert_eq!(rooms.files.make_space_of(alice, 8 << 20), 0, "nothing left");
+        assert!(is_there(&bobs));
+    }
+
+    #[test]
+    fn who_waits_at_a_limit_waits_for_the_own_files_and_hurries_no_others() {
+        if needs_root() {
+            return;
+        }
+        let lab = limited(Beyond::Wait);
+        let rooms = lab.rooms();
+        let alice = Owner::User(ALICE);
+        file_of(rooms, BOB, b"b");
+        assert!(rooms.drain.can_drain_for(Ino::ROOT));
+        assert!(!rooms.drain.can_drain_of(alice, Ino::ROOT), "only Bob's");
+        let alices = file_of(rooms, ALICE, b"a");
+        assert!(rooms.drain.can_drain_of(alice, Ino::ROOT));
+        assert!(!rooms.drain.can_drain_of(alice, alices.ino), "the writer's");
+        let owners = Owners { uid: ALICE, gid: 1 };
+        let tier = alices.lock().residency.tier;
+        let placed = rooms.files.place_within_limits(tier, owners, Some(1));
+        assert_eq!(placed.ok(), Some(tier));
+        let demand = rooms.buffer.queue().demand();
+        assert!(demand.is_urgent && !demand.is_ordered);
+        assert_eq!(rooms.drain.next_batch(Line::OWN), [alices.object]);
+        // It is under way, which is worth a wait.
+        assert!(rooms.drain.can_drain_of(alice, Ino::ROOT));
+    }
+
+    #[test]
+    fn beyond_direct_nothing_is_hurried() {
+        if needs_root() {
+            return;
+        }
+        let lab = limited(Beyond::Direct);
+        let rooms = lab.rooms();
+        let alices = file_of(rooms, ALICE, b"a");
+        let owners = Owners { uid: ALICE, gid: 1 };
+        let tier = alices.lock().residency.tier;
+        let placed = rooms.files.place_within_limits(tier, owners, Some(1));
+        let placed = placed.unwrap_or_else(|_| panic!("there is an overflow"));
+        assert_eq!(rooms.buffer.tiers().kind(placed), TierKind::Pfs);
+        let demand = rooms.buffer.queue().demand();
+        assert!(!demand.is_urgent && !demand.is_ordered);
     }
 }

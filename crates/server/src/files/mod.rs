@@ -90,6 +90,8 @@ pub struct Files {
     /// Serialises the making of space, so that two writers do not evict for the same need; by node,
     /// for one of them may hang.
     making_space: [Mutex<()>; MAKING_SPACE],
+    /// The same for users and groups beyond their limits, in whichever tiers.
+    making_space_of: Mutex<()>,
     /// Removed objects that are still on record as garbage.
     removed: Mutex<Vec<garbage::Removed>>,
     /// So many threads remove unused objects now.
@@ -120,6 +122,7 @@ impl Files {
             pages: Pages::default(),
             unnamed: Unnamed::default(),
             making_space: Default::default(),
+            making_space_of: Mutex::default(),
             removed: Mutex::default(),
             collecting: AtomicU64::default(),
             recall: OnceLock::new(),

@@ -257,15 +257,23 @@ impl Files {
                     let hopeless = !hopes || goes_at_once(refused);
                     if waited >= self.settings.wait_for_space || hopeless || self.base.is_ending() {
                         if open.is_passthrough() {
+                            if self.hold_beyond_limit(open, len, refused)? {
+                                return Ok(Room::Yes);
+                            }
                             // The kernel goes on writing where it is.
                             return Err(Errno::ENOSPC.into());
                         }
                         self.move_on(open, len, refused)?;
                         continue;
                     }
-                    hopes = self.drain.can_drain_for(open.ino) || self.has_garbage();
+                    hopes = self.may_get_room(open, refused) || self.has_garbage();
                     if hopes {
-                        self.buffer.queue().hurry();
+                        match refused {
+                            Refused::Limit { owner, excess } => {
+                                self.drain.urge_of(owner, excess.missing_bytes.max(len));
+                            }
+                            _ => self.buffer.queue().hurry(),
+                        }
                         self.buffer.wake_collector();
                         self.buffer.ledger().wait_freed(LOOK_AGAIN);
                     }

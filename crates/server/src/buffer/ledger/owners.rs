@@ -3,7 +3,7 @@
 use std::sync::atomic::Ordering;
 
 use forebay_policy::limits::{Bounds, Excess, Held, Limit, Limits, Owner, Owners};
-use forebay_types::ObjectId;
+use forebay_types::{ObjectId, TierId};
 
 use super::{Books, Charge, Ledger, Refused};
 
@@ -81,6 +81,37 @@ impl Ledger {
             .limits
             .admit(owners, |owner| books.held_by(owner), more)
             .err()
+    }
+
+    /// As [`Ledger::try_hold`], of an undrained object that cannot go elsewhere: limits of users
+    /// and groups do not refuse it, its tier and the cap do.
+    pub fn try_hold_beyond_limits(
+        &self,
+        object: ObjectId,
+        tier: TierId,
+        used_bytes: u64,
+        held_bytes: u64,
+    ) -> Result<(), Refused> {
+        let held = (tier, used_bytes, held_bytes, true);
+        self.try_hold_within(object, held, false)
+    }
+
+    /// What a user or group holds, as limits count it.
+    pub fn held_by(&self, owner: Owner) -> Held {
+        self.books.lock().held_by(owner)
+    }
+
+    /// Of these objects the undrained ones of a user or group, the oldest first, and what each
+    /// occupies, bytes.
+    pub fn undrained_of(&self, owner: Owner, mut among: Vec<ObjectId>) -> Vec<(ObjectId, u64)> {
+        among.sort_unstable_by_key(|object| object.0);
+        let books = self.books.lock();
+        let theirs = among.into_iter().filter_map(|object| {
+            let charge = *books.charges.get(&object)?;
+            let is_theirs = books.owners_of(charge)?.each().contains(&owner);
+            (is_theirs && charge.is_undrained()).then_some((object, charge.used_bytes))
+        });
+        theirs.collect()
     }
 
     /// Users and groups that have something here and a limit: those with most first.
@@ -192,7 +223,6 @@ impl Books {
 mod tests {
     use forebay_policy::limits::{Amount, Beyond, Whose};
     use forebay_policy::placement::TierKind;
-    use forebay_types::TierId;
 
     use super::*;
 
@@ -297,6 +327,33 @@ mod tests {
         ledger.depart(ObjectId(1));
         ledger.depart(ObjectId(2));
         assert!(ledger.under_limits().is_empty());
+    }
+
+    #[test]
+    fn what_cannot_go_elsewhere_is_refused_by_its_tier_alone() {
+        let ledger = ledger(Some(Amount::Bytes(40)), None);
+        let beyond =
+            |object, bytes| ledger.try_hold_beyond_limits(ObjectId(object), TierId(0), 0, bytes);
+        assert_eq!(hold(&ledger, 1, 41), refused(1));
+        assert_eq!(beyond(1, 80), Ok(()));
+        let full = Err(Refused::Tier { missing_bytes: 10 });
+        assert_eq!(beyond(2, 30), full);
+        assert_eq!(ledger.held_by(Owner::User(7)).bytes, 80);
+    }
+
+    #[test]
+    fn undrained_files_are_told_by_their_owners() {
+        let ledger = ledger(None, Some(Amount::Bytes(40)));
+        ledger.arrive(ObjectId(3), TierId(0), 5, true);
+        ledger.own(ObjectId(3), Owners { uid: 9, gid: 8 });
+        let of = |owner| ledger.undrained_of(owner, [3, 2, 1, 4].map(ObjectId).to_vec());
+        let objects = |ids: &[u64]| ids.iter().map(|id| ObjectId(*id)).collect::<Vec<_>>();
+        let ids = |owner| of(owner).iter().map(|(id, _)| *id).collect::<Vec<_>>();
+        assert_eq!(ids(Owner::User(7)), objects(&[1, 2]));
+        assert_eq!(of(Owner::User(9)), [(ObjectId(3), 5)]);
+        assert_eq!(ids(Owner::Group(8)), objects(&[1, 2, 3]));
+        ledger.set_dirty(ObjectId(1), false);
+        assert_eq!(ids(Owner::User(7)), objects(&[2]));
     }
 
     #[test]

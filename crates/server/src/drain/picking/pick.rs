@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use forebay_policy::demotion::{
     DrainItem, batch_bytes, drain_order, order_age_max_s, order_demotion,
 };
+use forebay_policy::limits::Owner;
 use forebay_policy::throttle::{DemotionPace, Load};
 use forebay_policy::trigger::Drive;
 use forebay_policy::victims::{Treatment, treatment};
@@ -133,6 +134,30 @@ impl Drain {
                 .is_some_and(|file| file.ino != writer)
         };
         self.buffer.queue().can_free(other)
+    }
+
+    /// The same where a limit refuses the space: only what that user or group has counts.
+    pub fn can_drain_of(&self, owner: Owner, writer: Ino) -> bool {
+        let leaving = self.buffer.queue().leaving();
+        let theirs = self.buffer.ledger().undrained_of(owner, leaving);
+        theirs.iter().any(|(object, _)| {
+            let file = self.buffer.file(*object);
+            file.is_some_and(|file| file.ino != writer)
+        })
+    }
+
+    /// So many bytes of a user's or group's undrained files go next, the oldest first. Nobody
+    /// else's go sooner for that.
+    pub fn urge_of(&self, owner: Owner, bytes: u64) {
+        let leaving = self.buffer.queue().leaving();
+        let mut sum = 0;
+        for (object, used) in self.buffer.ledger().undrained_of(owner, leaving) {
+            self.buffer.queue().urge_again(object);
+            sum += used;
+            if sum >= bytes {
+                return;
+            }
+        }
     }
 
     /// Victims by the policy's order, the head of them in the order that the PFS likes.
