@@ -10,6 +10,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::Thread;
 use std::time::{Duration, Instant};
 
+use forebay_policy::limits::{Beyond, Owner};
 use forebay_policy::placement::Lease;
 use forebay_tiers::{BlocksWriters, Object};
 use forebay_types::{ObjectId, TierId};
@@ -36,8 +37,16 @@ const EVICTION_PAUSE: Duration = Duration::from_millis(20);
 pub struct GuardPost {
     /// One for the tiers of each server: none is held up by another node.
     guards: BTreeMap<u16, Bed>,
-    wanted: Mutex<HashMap<TierId, u64>>,
+    wanted: Mutex<HashMap<Wanted, u64>>,
     want: Condvar,
+}
+
+/// Where room is wanted.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+enum Wanted {
+    Tier(TierId),
+    /// In what a user or group may have.
+    Owner(Owner, Beyond),
 }
 
 /// Where a guard sleeps while there is nothing to look at.
@@ -71,9 +80,9 @@ impl GuardPost {
         }
     }
 
-    fn want_room(&self, tier: TierId, bytes: u64) {
+    fn want_room(&self, whose: Wanted, bytes: u64) {
         let mut wanted = self.wanted.lock();
-        let most = wanted.entry(tier).or_default();
+        let most = wanted.entry(whose).or_default();
         *most = bytes.max(*most);
         drop(wanted);
         self.want.notify_one();

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
+use forebay_policy::limits::{Beyond, Excess};
 use forebay_policy::placement::{
     Extension, HeldBack, Lease, MIN_EXTENSION_BYTES, extend_lease, held_back, kept_memory_bytes,
     may_borrow,
@@ -13,8 +14,10 @@ use forebay_tiers::{MachineMemory, TierKind};
 use forebay_types::{Errno, format_size};
 
 use super::{
-    EVICTION_PAUSE, Growing, Guard, Hold, LOOK, LOOK_AFAR, LOOKS_BEFORE_SLEEP, SLEEP, be_punctual,
+    EVICTION_PAUSE, Growing, Guard, Hold, LOOK, LOOK_AFAR, LOOKS_BEFORE_SLEEP, SLEEP, Wanted,
+    be_punctual,
 };
+use crate::buffer::ledger::Refused;
 use crate::buffer::target::Target;
 use crate::files::Files;
 
@@ -64,8 +67,19 @@ pub fn make_room(files: &Arc<Files>) {
             }
             std::mem::take(&mut *wanted)
         };
-        for (tier, bytes) in &wanted {
-            files.make_space(*tier, *bytes);
+        for (whose, bytes) in &wanted {
+            match *whose {
+                Wanted::Tier(tier) => {
+                    files.make_space(tier, *bytes);
+                }
+                Wanted::Owner(owner, beyond) => {
+                    let excess = Excess {
+                        missing_bytes: *bytes,
+                        beyond,
+                    };
+                    files.make_room_of(owner, excess, MIN_EXTENSION_BYTES);
+                }
+            }
         }
         if !wanted.is_empty() {
             std::thread::sleep(EVICTION_PAUSE);
@@ -110,9 +124,12 @@ impl Guard {
                 lease: Lease { bytes: lease },
                 used_bytes,
             };
-            if !extend(files, &growing) && used_bytes >= lease {
+            if let Err(refused) = extend(files, &growing)
+                && used_bytes >= lease
+                && !goes_beyond(files, &growing, refused)
+            {
                 over.insert(file.object);
-                self.hold_back(files, &growing);
+                self.hold_back(files, &growing, refused);
             }
         });
         // Whoever else was held back has room now, or is closed.
@@ -128,7 +145,7 @@ impl Guard {
         leases
     }
 
-    fn hold_back(&mut self, files: &Files, growing: &Growing<'_>) {
+    fn hold_back(&mut self, files: &Files, growing: &Growing<'_>, refused: Refused) {
         let held = self.held.entry(growing.id).or_insert_with(|| {
             files
                 .base
@@ -160,19 +177,19 @@ impl Guard {
             since,
         } = held
         else {
-            borrow(files, growing);
+            more(files, growing, refused);
             return;
         };
         let can_drain =
-            files.drain.can_drain_for(growing.open.ino) && !files.base.health().is_given_up();
+            files.may_get_room(growing.open, refused) && !files.base.health().is_given_up();
         let since_moved = files.buffer.queue().last_moved().map(|at| at.elapsed());
         let goes_on = match held_back(since.elapsed(), can_drain, since_moved) {
             HeldBack::Waits if !write_blocker.has_failed() => true,
             HeldBack::Waits | HeldBack::BorrowsOrWaits => {
-                borrow(files, growing);
+                more(files, growing, refused);
                 true
             }
-            HeldBack::BorrowsOrFails => borrow(files, growing),
+            HeldBack::BorrowsOrFails => more(files, growing, refused),
         };
         if goes_on {
             return;
@@ -186,37 +203,81 @@ impl Guard {
     }
 }
 
-/// Extends a lease ahead of its writer; `false` if there is no room.
-fn extend(files: &Files, growing: &Growing<'_>) -> bool {
+/// Extends a lease ahead of its writer, if there is room.
+fn extend(files: &Files, growing: &Growing<'_>) -> Result<(), Refused> {
     let (tier, lease, used) = (growing.tier, growing.lease, growing.used_bytes);
     let spaces = files.buffer.ledger().spaces();
     let Some(space) = spaces.iter().find(|s| s.index == tier.0 as usize) else {
-        return true;
+        return Ok(());
     };
-    match extend_lease(space, lease, used) {
-        Extension::Enough => return true,
+    let beyond = used.saturating_sub(lease.bytes);
+    let bytes = (lease.bytes / 2).max(MIN_EXTENSION_BYTES) + 2 * beyond;
+    let refused = match extend_lease(space, lease, used) {
+        Extension::Enough => return Ok(()),
         Extension::Extended(longer) => {
-            let held = files
-                .buffer
-                .ledger()
-                .try_hold(growing.id, tier, used, longer.bytes, true);
-            if held.is_ok() {
-                growing
-                    .open
-                    .lease_bytes
-                    .store(longer.bytes, Ordering::Release);
-                return true;
+            let ledger = files.buffer.ledger();
+            match ledger.try_hold(growing.id, tier, used, longer.bytes, true) {
+                Ok(()) => {
+                    growing
+                        .open
+                        .lease_bytes
+                        .store(longer.bytes, Ordering::Release);
+                    return Ok(());
+                }
+                Err(refused) => refused,
             }
         }
-        Extension::Refused => {}
+        Extension::Refused => Refused::Tier {
+            missing_bytes: bytes,
+        },
+    };
+    match refused {
+        // Others have no part in it.
+        Refused::Limit { owner, excess } => {
+            let wanted = Wanted::Owner(owner, excess.beyond);
+            files.guard.want_room(wanted, excess.missing_bytes);
+        }
+        _ => {
+            files.buffer.queue().hurry();
+            files.guard.want_room(Wanted::Tier(tier), bytes);
+        }
     }
-    let beyond = used.saturating_sub(lease.bytes);
-    files.buffer.queue().hurry();
-    files.guard.want_room(
-        tier,
-        (lease.bytes / 2).max(MIN_EXTENSION_BYTES) + 2 * beyond,
-    );
-    false
+    Err(refused)
+}
+
+/// Where a limit refuses more to a file that the kernel writes, and there is nothing to wait for,
+/// it goes on beyond; whether it has got more.
+fn goes_beyond(files: &Files, growing: &Growing<'_>, refused: Refused) -> bool {
+    let Refused::Limit { excess, .. } = refused else {
+        return false;
+    };
+    let waits = excess.beyond == Beyond::Wait && files.may_get_room(growing.open, refused);
+    !waits && exceed_limit(files, growing)
+}
+
+/// More for a file that is held back.
+fn more(files: &Files, growing: &Growing<'_>, refused: Refused) -> bool {
+    let is_limited = matches!(refused, Refused::Limit { .. });
+    (is_limited && exceed_limit(files, growing)) || borrow(files, growing)
+}
+
+/// Extends a lease by what the tier has, whatever the limits of users and groups are.
+fn exceed_limit(files: &Files, growing: &Growing<'_>) -> bool {
+    let (tier, used) = (growing.tier, growing.used_bytes);
+    let spaces = files.buffer.ledger().spaces();
+    let space = spaces.iter().find(|s| s.index == tier.0 as usize);
+    let Some(Extension::Extended(longer)) =
+        space.map(|space| extend_lease(space, growing.lease, used))
+    else {
+        return false;
+    };
+    let ledger = files.buffer.ledger();
+    let held = ledger.try_hold_beyond_limits(growing.id, tier, used, longer.bytes);
+    if held.is_ok() {
+        let lease = &growing.open.lease_bytes;
+        lease.store(longer.bytes, Ordering::Release);
+    }
+    held.is_ok()
 }
 
 /// Extends a lease beyond what the tier is meant to hold, by what the machine still has: the file
