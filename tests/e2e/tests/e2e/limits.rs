@@ -3,6 +3,7 @@
 use std::fs;
 use std::os::unix::fs::chown;
 use std::path::Path;
+use std::time::{Duration, Instant};
 
 use forebay_testkit::{Cluster, Pattern, as_user, needs_root, pattern, write_file};
 use serde_json::{Value, json};
@@ -180,32 +181,39 @@ fn command_reload_takes_changed_limits_and_a_start_goes_on_counting() {
     assert_eq!(now["undrained_bytes"], 20 * MIB);
 }
 
+/// A burst buffer that knows from two versions of a series that its files get 2 MiB.
+fn foreseeing(limit: &str) -> Cluster {
+    let cluster = Cluster::builder().lazy().dram("1GiB").config(limit).up();
+    for version in 1..=2 {
+        let file = member(&cluster, version);
+        data(version, 2 * MIB).write(&file);
+        drop(file);
+        cluster.drain("");
+        cluster.on_path(&["release"], cluster.mnt("")).ok();
+    }
+    cluster
+}
+
+/// A new file of the series.
+fn member(cluster: &Cluster, version: u64) -> fs::File {
+    let path = cluster.mnt(format!("s-{version}"));
+    fs::File::options()
+        .read(true)
+        .write(true)
+        .create_new(true)
+        .open(path)
+        .expect("create")
+}
+
 #[test]
 fn promise_5_the_kernel_gets_no_room_beyond_a_limit() {
     if needs_root() {
         return;
     }
     let limit = "[[limit]]\nuser = \"root\"\ncapacity = \"11MiB\"\n";
-    let cluster = Cluster::builder().lazy().dram("1GiB").config(limit).up();
-    // From the second on it is known how large they get.
-    let open = |version: u64| {
-        let path = cluster.mnt(format!("s-{version}"));
-        fs::File::options()
-            .read(true)
-            .write(true)
-            .create_new(true)
-            .open(path)
-            .expect("create")
-    };
-    for version in 1..=2 {
-        let file = open(version);
-        data(version, 2 * MIB).write(&file);
-        drop(file);
-        cluster.drain("");
-        cluster.on_path(&["release"], cluster.mnt("")).ok();
-    }
+    let cluster = foreseeing(limit);
     let write = |version: u64| {
-        let file = open(version);
+        let file = member(&cluster, version);
         data(version, 2 * MIB).write(&file);
         let kernels = cluster.is_passed_through(&file);
         (file, kernels)
@@ -222,5 +230,44 @@ fn promise_5_the_kernel_gets_no_room_beyond_a_limit() {
     drop((first, third));
     for version in 3..=5 {
         data(version, 2 * MIB).assert_in(&cluster.mnt(format!("s-{version}")));
+    }
+}
+
+#[test]
+fn promise_5_what_the_kernel_writes_goes_on_beyond_a_limit_and_waits_for_nobody_else() {
+    if needs_root() {
+        return;
+    }
+    for beyond in ["wait", "direct"] {
+        let limit =
+            format!("[[limit]]\nuser = \"root\"\ncapacity = \"11MiB\"\nbeyond = \"{beyond}\"\n");
+        let cluster = foreseeing(&limit);
+        // Bob has some that could be drained, and some that could be evicted.
+        let bobs = ["clean", "dirty"].map(|name| {
+            let path = cluster.mnt(name);
+            write_file(&path, data(5, 4 * MIB));
+            chown(&path, Some(BOB), Some(BOB)).expect("chown");
+            if name == "clean" {
+                cluster.drain(name);
+            }
+            name
+        });
+        let (grows, allocates) = (member(&cluster, 3), member(&cluster, 4));
+        let begun = Instant::now();
+        data(4, 2 * MIB).write(&allocates);
+        assert!(cluster.is_passed_through(&allocates));
+        rustix::fs::fallocate(&allocates, rustix::fs::FallocateFlags::empty(), 0, 16 * MIB)
+            .expect("no limit makes it fail");
+        data(3, 48 * MIB).write(&grows);
+        assert!(cluster.is_passed_through(&grows));
+        data(3, 48 * MIB).assert_in(&cluster.mnt("s-3"));
+        let took = begun.elapsed();
+        assert!(took < Duration::from_secs(20), "{beyond}: {took:?}");
+        drop((grows, allocates));
+        for name in bobs {
+            assert_eq!(cluster.where_state(name), name, "{beyond}");
+        }
+        let errors = &cluster.status()["errors"];
+        assert!(errors.as_array().is_none_or(Vec::is_empty), "{errors}");
     }
 }
