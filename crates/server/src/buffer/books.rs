@@ -11,10 +11,11 @@ impl Buffer {
         self.book_held(file, &file.lock(), used_bytes)
     }
 
-    /// The same for who holds its state.
+    /// The same for who holds its state. Its owner may have come from the PFS, too.
     pub fn book_held(&self, file: &File, state: &FileState, used_bytes: u64) -> bool {
         let dirty = state.is_dirty();
         let tier = state.residency.tier;
+        self.own_as(file, state);
         self.ledger.settle(file.object, tier, used_bytes, dirty);
         dirty
     }
@@ -22,6 +23,7 @@ impl Buffer {
     /// A file has become dirty or clean.
     pub fn book_state(&self, file: &File) {
         let state = file.lock();
+        self.own_as(file, &state);
         self.ledger.set_dirty(file.object, state.is_dirty());
     }
 }

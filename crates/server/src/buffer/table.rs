@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::io;
 use std::sync::Arc;
 
-use forebay_namespace::File;
+use forebay_namespace::{File, FileState};
 use forebay_policy::limits::{Limit, Owners};
 use forebay_policy::series::Identity as PathIdentity;
 use forebay_tiers::{Identity, ParentKey, TierKind};
@@ -51,7 +51,14 @@ impl Buffer {
         if !self.ledger.has_limits() {
             return;
         }
-        let state = file.lock();
+        self.own_as(file, &file.lock());
+    }
+
+    /// The same for who holds its state.
+    pub fn own_as(&self, file: &File, state: &FileState) {
+        if !self.ledger.has_limits() {
+            return;
+        }
         let owners = Owners {
             uid: state.meta.uid,
             gid: state.meta.gid,
@@ -83,6 +90,8 @@ impl Buffer {
         let application = self.catalog.apps().renamed(file.object, identity);
         self.ledger.assign(file.object, application);
         self.name_by_xattrs(file);
+        // A copy that has got its name may have another owner on the PFS.
+        self.own(file);
         self.catalog.note_renamed(file.object, file.lock().meta.uid);
     }
 

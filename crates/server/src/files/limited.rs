@@ -219,6 +219,30 @@ mod tests {
         assert!(rooms.drain.can_drain_of(alice, Ino::ROOT));
     }
 
+    /// An owner that the PFS has given a copy is the file's without a change of attributes here.
+    #[test]
+    fn what_is_booked_counts_for_the_owner_whom_the_file_has() {
+        let lab = limited(Beyond::Direct);
+        let rooms = lab.rooms();
+        let handle = create(rooms, b"f", &[7; 1 << 20]);
+        rooms.files.release(handle).expect("close");
+        let found = rooms.base.ns().lookup(Ino::ROOT, b"f").expect("found");
+        let file = found.file.expect("in the burst buffer");
+        let ledger = rooms.buffer.ledger();
+        let owner = Owner::User(file.lock().meta.uid);
+        let held = ledger.held_by(owner);
+        let others = Owners { uid: BOB, gid: BOB };
+        let booked: [&dyn Fn(); 2] = [&|| rooms.buffer.book_state(&file), &|| {
+            rooms.buffer.book(&file, ledger.used_bytes(file.object));
+        }];
+        for book in booked {
+            ledger.own(file.object, others);
+            assert_eq!(ledger.held_by(owner).bytes, 0);
+            book();
+            assert_eq!(ledger.held_by(owner), held);
+        }
+    }
+
     #[test]
     fn beyond_direct_nothing_is_hurried() {
         if needs_root() {
