@@ -30,10 +30,8 @@ impl Rooms {
         engine.switch(live.throttle, live.turns);
         match live.bandwidths {
             Some(Some(bandwidths)) => engine.set_bandwidths(bandwidths),
-            Some(None) => {
-                engine.forget_bandwidths();
-                self.plan.restore_bandwidths();
-            }
+            // At once: without any, plans would be others in between.
+            Some(None) => engine.replace_bandwidths(self.plan.measured_bandwidths()),
             None => {}
         }
     }

@@ -211,20 +211,25 @@ impl Plan {
     /// Takes what an earlier calibration has put on record, unless the configuration says
     /// otherwise.
     pub fn restore_bandwidths(&self) {
-        if self.engine.bandwidths().is_some() {
-            return;
+        if self.engine.bandwidths().is_none()
+            && let Some(measured) = self.measured_bandwidths()
+        {
+            self.engine.set_bandwidths(measured);
         }
-        let stored = match self.ns.get_fact(NAME) {
-            Ok(stored) => stored,
-            Err(error) => {
-                tracing::warn!("measured bandwidths cannot be read: {error}");
-                return;
-            }
-        };
-        let Some(bytes) = stored else { return };
+    }
+
+    /// What an earlier calibration has put on record.
+    pub fn measured_bandwidths(&self) -> Option<Bandwidths> {
+        let stored = self.ns.get_fact(NAME).inspect_err(|error| {
+            tracing::warn!("measured bandwidths cannot be read: {error}");
+        });
+        let bytes = stored.ok()??;
         match postcard::from_bytes::<Bandwidths>(&bytes) {
-            Ok(bandwidths) if bandwidths.check().is_ok() => self.engine.set_bandwidths(bandwidths),
-            _ => tracing::warn!("measured bandwidths on record make no sense; calibrate again"),
+            Ok(bandwidths) if bandwidths.check().is_ok() => Some(bandwidths),
+            _ => {
+                tracing::warn!("measured bandwidths on record make no sense; calibrate again");
+                None
+            }
         }
     }
 

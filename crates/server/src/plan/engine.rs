@@ -220,9 +220,9 @@ impl Engine {
         *self.bandwidths.lock() = Some(bandwidths);
     }
 
-    /// Forgets the bandwidths: none are known.
-    pub fn forget_bandwidths(&self) {
-        *self.bandwidths.lock() = None;
+    /// Takes these instead; `None`: none are known.
+    pub fn replace_bandwidths(&self, bandwidths: Option<Bandwidths>) {
+        *self.bandwidths.lock() = bandwidths;
     }
 
     /// From the next look on the plan's rates are held, or turns are taken, or not.
