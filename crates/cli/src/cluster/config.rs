@@ -15,6 +15,7 @@ use super::error::{ConfigError, Problem};
 use super::written::Written;
 use crate::up::given::Given;
 use crate::up::layers::{ConfigFile, Layers};
+use crate::up::limits::check_each_once;
 use crate::up::settle::{Plan, settle_member};
 use crate::up::values::{Folder, Size, Ssd};
 
@@ -138,6 +139,8 @@ impl Cluster {
     pub(super) fn of_file(file: &ConfigFile) -> Result<Cluster, ConfigError> {
         let written: Written = Layers::of_file(file)
             .and_then(Layers::read)
+            .map_err(|failure| ConfigError::Unreadable(failure.message))?;
+        check_each_once(&written.limits, Some(file))
             .map_err(|failure| ConfigError::Unreadable(failure.message))?;
         let checks = Checks::of(file);
         let section = written.cluster.as_ref();

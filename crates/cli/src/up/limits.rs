@@ -1,11 +1,16 @@
 //! `[[limit]]`: limits of users and groups, as the file has them.
 
+use std::collections::HashSet;
+
 use forebay_policy::limits::{self, Amount, Beyond, Owner, Whose};
 use forebay_types::{parse_percent, parse_size};
 use serde::Deserialize;
+use toml::Spanned;
 
+use super::layers::ConfigFile;
 use super::values::{FromText, TextVisitor, value};
-use crate::owners::Kind;
+use crate::exit::Failure;
+use crate::owners::{self, Kind};
 
 value!(
     /// Bytes, or a share of the capacity.
@@ -50,15 +55,42 @@ struct Written {
     beyond: Option<Then>,
 }
 
-/// One `[[limit]]`.
+/// One `[[limit]]`, and where it begins in the file.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
-#[serde(try_from = "Written")]
-pub struct Limit(pub limits::Limit);
+#[serde(try_from = "Spanned<Written>")]
+pub struct Limit(pub limits::Limit, usize);
 
-impl TryFrom<Written> for Limit {
+/// Of two limits for the same user or group one would do nothing. The file says on which line.
+pub fn check_each_once(limits: &[Limit], file: Option<&ConfigFile>) -> Result<(), Failure> {
+    let mut known = HashSet::new();
+    let Some(again) = limits.iter().find(|limit| !known.insert(limit.0.whose)) else {
+        return Ok(());
+    };
+    let place = match file {
+        Some(file) => format!("{}: line {}", file.path().display(), file.line_at(again.1)),
+        None => "up".into(),
+    };
+    Err(Failure::fatal(format!(
+        "{place}: [[limit]]: there are two for {}; write one with both capacity and undrained",
+        in_words(again.0.whose)
+    )))
+}
+
+fn in_words(whose: Whose) -> String {
+    owners::whose(match whose {
+        Whose::EachUser => forebay_wire::control::Whose::EachUser,
+        Whose::EachGroup => forebay_wire::control::Whose::EachGroup,
+        Whose::One(Owner::User(id)) => forebay_wire::control::Whose::User(id),
+        Whose::One(Owner::Group(id)) => forebay_wire::control::Whose::Group(id),
+    })
+}
+
+impl TryFrom<Spanned<Written>> for Limit {
     type Error = &'static str;
 
-    fn try_from(written: Written) -> Result<Limit, &'static str> {
+    fn try_from(written: Spanned<Written>) -> Result<Limit, &'static str> {
+        let start = written.span().start;
+        let written = written.into_inner();
         let whose = match (written.user, written.group) {
             (Some(user), None) => user.0,
             (None, Some(group)) => group.0,
@@ -70,12 +102,13 @@ impl TryFrom<Written> for Limit {
         if written.capacity.is_none() && written.undrained.is_none() {
             return Err("limit: neither capacity nor undrained is given; it would limit nothing");
         }
-        Ok(Limit(limits::Limit {
+        let limit = limits::Limit {
             whose,
             capacity: written.capacity.map(Into::into),
             undrained: written.undrained.map(Into::into),
             beyond: written.beyond.map(Into::into).unwrap_or_default(),
-        }))
+        };
+        Ok(Limit(limit, start))
     }
 }
 
@@ -145,5 +178,25 @@ mod tests {
                 "{text}: {error}"
             );
         }
+    }
+
+    #[test]
+    fn a_second_limit_for_the_same_user_is_named_with_its_line() {
+        use super::check_each_once;
+        let limit = "[[limit]]\nuser = \"root\"\ncapacity = 1\n";
+        let text = format!("dram = \"1G\"\n{limit}{limit}");
+        let file = ConfigFile::of_text("bb.toml".into(), text);
+        let given: Given = Layers::of_file(&file)
+            .and_then(Layers::read)
+            .unwrap_or_else(|failure| panic!("{}", failure.message));
+        let refused = check_each_once(&given.limits, Some(&file)).unwrap_err();
+        assert!(
+            refused
+                .message
+                .starts_with("bb.toml: line 5: [[limit]]: there are two for user root"),
+            "{}",
+            refused.message
+        );
+        assert!(check_each_once(&given.limits[1..], Some(&file)).is_ok());
     }
 }

@@ -264,7 +264,9 @@ impl Sources {
         let unknown = layers.put_environment(std::env::vars_os());
         self.args.put_into(&mut layers);
         let texts = layers.texts();
-        let plan = settle::settle(layers.read()?, resources::may_mount())?;
+        let given: given::Given = layers.read()?;
+        limits::check_each_once(&given.limits, file)?;
+        let plan = settle::settle(given, resources::may_mount())?;
         Ok((Read { plan, texts }, unknown))
     }
 }

@@ -1,6 +1,5 @@
 //! From what the sources say to what the server is started with.
 
-use std::collections::HashSet;
 use std::fmt::Display;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -8,7 +7,6 @@ use std::time::Duration;
 use forebay_policy::durability::Durability;
 use forebay_policy::engine::Bandwidths;
 use forebay_policy::forecast::Meter;
-use forebay_policy::limits::{Owner, Whose};
 use forebay_policy::schedule::ScheduleConfig;
 use forebay_server::{
     DemotionSettings, EngineSettings, PathRule, ScrubSettings, Settings, check_rule,
@@ -17,11 +15,10 @@ use forebay_types::limits::SPACE_UNIT_BYTES;
 use forebay_types::{format_duration, format_size};
 
 use super::given::{Demotion, Engine, Given, Rule, Scrub};
-use super::limits::Limit;
+use super::limits::check_each_once;
 use super::listening::Listen;
 use super::values::{Count, Folder};
 use crate::exit::{Explain, Failure};
-use crate::owners;
 
 /// Threads and workers: more only fight for the same queue.
 const THREADS_MAX: usize = 64;
@@ -111,7 +108,7 @@ pub fn settle_member(given: Given, may_mount: bool) -> Result<Plan, Failure> {
     let kept = given.history.keep.map(|keep| keep.0.as_millis() as u64);
     set(&mut settings.history.for_ms, kept);
     set(&mut settings.history.bytes, given.history.size);
-    check_each_once(&given.limits)?;
+    check_each_once(&given.limits, None)?;
     settings.limits = given.limits.into_iter().map(|limit| limit.0).collect();
     for rule in given.rules {
         settings.rules.push(path_rule(rule)?);
@@ -148,27 +145,6 @@ fn path_rule(rule: Rule) -> Result<PathRule, Failure> {
     check_rule(&rule)
         .map_err(|why| Failure::fatal(format!("up: rule path '{}': {why}", rule.pattern)))?;
     Ok(rule)
-}
-
-/// Of two limits for the same user or group one would do nothing.
-fn check_each_once(limits: &[Limit]) -> Result<(), Failure> {
-    let mut known = HashSet::new();
-    match limits.iter().find(|limit| !known.insert(limit.0.whose)) {
-        Some(again) => Err(Failure::fatal(format!(
-            "up: [[limit]]: there are two for {}; write one with both capacity and undrained",
-            in_words(again.0.whose)
-        ))),
-        None => Ok(()),
-    }
-}
-
-fn in_words(whose: Whose) -> String {
-    owners::whose(match whose {
-        Whose::EachUser => forebay_wire::control::Whose::EachUser,
-        Whose::EachGroup => forebay_wire::control::Whose::EachGroup,
-        Whose::One(Owner::User(id)) => forebay_wire::control::Whose::User(id),
-        Whose::One(Owner::Group(id)) => forebay_wire::control::Whose::Group(id),
-    })
 }
 
 /// Rules that name servers are for a cluster: here they would do nothing.
