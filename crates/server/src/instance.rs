@@ -283,9 +283,7 @@ impl Instance {
 
     /// Takes the way to read the settings again, for `forebay reload`. The first is kept.
     pub fn reload_by(&self, reload: Reload) {
-        if self.rooms.reload.set(reload).is_err() {
-            tracing::error!("a second way to read the settings; the first is used");
-        }
+        self.rooms.reload_by(reload);
     }
 
     /// Reads the settings again and takes what can be taken while it runs.

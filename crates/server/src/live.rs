@@ -36,6 +36,13 @@ impl Rooms {
         }
     }
 
+    /// Takes the way to read the settings again. The first is kept.
+    pub fn reload_by(&self, reload: Reload) {
+        if self.reload.set(reload).is_err() {
+            tracing::error!("a second way to read the settings; the first is used");
+        }
+    }
+
     /// Reads the settings again.
     pub fn reload(&self) -> Reloaded {
         match self.reload.get() {

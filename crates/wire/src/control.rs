@@ -14,7 +14,9 @@ mod now;
 pub use fsck::{CLEAN_COPY_GONE, CONTENT_LOST, FSYNCED_LEFT, Finding, FsckReport};
 pub use history::{HistoryAsked, HistoryPage};
 pub use live::{InForce, LimitInForce, LimitStatus, Reloaded, RuleInForce, Whose};
-pub use nodes::{Awaited, AwaitedFile, EmptyingStatus, NodeStatus, SecondCopiesStatus};
+pub use nodes::{
+    Awaited, AwaitedFile, DataServerStatus, EmptyingStatus, NodeStatus, SecondCopiesStatus, StandbyStatus,
+};
 pub use now::{CopyStatus, EarlierTotals, MovementStatus, TurnStatus};
 
 /// An explicit movement of files.
@@ -461,28 +463,6 @@ pub struct NetworkStatus {
     pub threads: u64,
     /// Of those, busy with one.
     pub threads_busy: u64,
-}
-
-/// A data server, which holds objects and knows no files.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct DataServerStatus {
-    /// Its id in the cluster.
-    pub server: u16,
-    /// The cluster's name.
-    pub cluster: String,
-    /// A metadata server is connected.
-    pub is_used: bool,
-}
-
-/// A metadata server that stands by while another leads.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct StandbyStatus {
-    /// Its id in the cluster.
-    pub server: u16,
-    /// The cluster's name.
-    pub cluster: String,
-    /// Who leads, as that one calls itself.
-    pub leader: String,
 }
 
 /// Everything `forebay status` shows.

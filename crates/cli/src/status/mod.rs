@@ -190,10 +190,9 @@ pub fn render_within(bits: &StatusBits, room: Option<usize>) -> String {
     }
     page.push_str(&applications(bits, room));
     page.push_str(&limits::render(bits, room));
-    page.push_str(&versions(bits));
-    page.push_str(&conflicts(bits));
-    page.push_str(&errors(bits));
-    page.push_str(&hidden(bits));
+    for part in [versions(bits), conflicts(bits), errors(bits), hidden(bits)] {
+        page.push_str(&part);
+    }
     page
 }
 

@@ -97,3 +97,25 @@ pub struct SecondCopiesStatus {
     /// Their bytes.
     pub missing_bytes: u64,
 }
+
+/// A data server, which holds objects and knows no files.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DataServerStatus {
+    /// Its id in the cluster.
+    pub server: u16,
+    /// The cluster's name.
+    pub cluster: String,
+    /// A metadata server is connected.
+    pub is_used: bool,
+}
+
+/// A metadata server that stands by while another leads.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct StandbyStatus {
+    /// Its id in the cluster.
+    pub server: u16,
+    /// The cluster's name.
+    pub cluster: String,
+    /// Who leads, as that one calls itself.
+    pub leader: String,
+}
