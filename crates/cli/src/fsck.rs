@@ -111,7 +111,7 @@ impl Asked {
     fn why_not(self) -> &'static str {
         match self {
             Asked::Everybody => "they do not answer",
-            Asked::ThisNode => "they are on other nodes, which only a server that runs asks",
+            Asked::ThisNode => "other nodes, which only a server that runs asks, do not answer",
         }
     }
 }

@@ -411,7 +411,7 @@ impl Rooms {
         entry
     }
 
-    /// Names of the tiers that hold a file, and of those with a copy of what it was.
+    /// Names of the tiers that hold a file, and of those among them that hold what it was.
     fn tiers_of(&self, residency: &Residency) -> (Vec<String>, Vec<String>) {
         let name = |id| {
             self.buffer
@@ -422,10 +422,10 @@ impl Rooms {
         let mut tiers = Vec::from_iter(name(residency.tier));
         let mut stale_tiers = Vec::new();
         if let Some((tier, copied)) = residency.shadow {
+            tiers.extend(name(tier));
             // Who counts copies must not count on one that lacks what was written since.
-            match copied == residency.generation {
-                true => tiers.extend(name(tier)),
-                false => stale_tiers.extend(name(tier)),
+            if copied != residency.generation {
+                stale_tiers.extend(name(tier));
             }
         }
         if residency.clean {

@@ -286,7 +286,7 @@ pub struct WhereEntry {
     pub unpublished: bool,
     /// What fsync promises of it; `None` for a file that is only on the PFS.
     pub durability: Option<String>,
-    /// Names of the tiers with a copy of what it was, which `tiers` leaves out.
+    /// Of `tiers`, those with a copy of what it was.
     pub stale_tiers: Vec<String>,
 }
 

@@ -34,7 +34,7 @@ class Location:
     durability: Optional[str] = None
     """What fsync promises of it: memory, ssd, replica or pfs; None for a file that is only on the PFS."""
     stale_tiers: tuple[str, ...] = ()
-    """Tiers with an older copy of it, which `tiers` does not name."""
+    """Of `tiers`, those with an older copy of it."""
 
     @property
     def on_pfs(self) -> bool:

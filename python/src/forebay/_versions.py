@@ -241,11 +241,16 @@ def is_safe(file: forebay.Location, durability: str) -> bool:
     return False
 
 
+def _current(file: forebay.Location) -> list[str]:
+    """Its tiers but for those with an older copy."""
+    return [tier for tier in file.tiers if tier not in file.stale_tiers]
+
+
 def _servers(file: forebay.Location) -> int:
     """On how many servers a file is; a tier without a server's name is the metadata server's."""
-    names = (tier.partition(":")[0] if tier.startswith("server-") else "" for tier in file.tiers if tier != "pfs")
+    names = (tier.partition(":")[0] if tier.startswith("server-") else "" for tier in _current(file) if tier != "pfs")
     return len(set(names))
 
 
 def _on_flash(file: forebay.Location) -> bool:
-    return any(tier.rpartition(":")[2] not in ("dram", "pfs") for tier in file.tiers)
+    return any(tier.rpartition(":")[2] not in ("dram", "pfs") for tier in _current(file))
