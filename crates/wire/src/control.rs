@@ -15,7 +15,8 @@ pub use fsck::{CLEAN_COPY_GONE, CONTENT_LOST, FSYNCED_LEFT, Finding, FsckReport}
 pub use history::{HistoryAsked, HistoryPage};
 pub use live::{InForce, LimitInForce, LimitStatus, Reloaded, RuleInForce, Whose};
 pub use nodes::{
-    Awaited, AwaitedFile, DataServerStatus, EmptyingStatus, NodeStatus, SecondCopiesStatus, StandbyStatus,
+    Awaited, AwaitedFile, DataServerStatus, EmptyingStatus, NodeStatus, SecondCopiesStatus,
+    StandbyStatus,
 };
 pub use now::{CopyStatus, EarlierTotals, MovementStatus, TurnStatus};
 

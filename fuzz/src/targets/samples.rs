@@ -500,15 +500,7 @@ fn status() -> StatusBits {
         errors: vec![failure()],
         conflicts: vec![conflict],
         unpublished: vec![version],
-        limits: vec![LimitStatus {
-            is_group: true,
-            id: 100,
-            used_bytes: 1 << 30,
-            capacity_bytes: Some(1 << 31),
-            dirty_bytes: 1 << 20,
-            undrained_bytes: Some(1 << 21),
-            beyond: "wait".into(),
-        }],
+        limits: vec![limit()],
         limits_total: 1,
         scrub: ScrubStatus {
             last_pass_end_s: Some(-5),
@@ -523,6 +515,18 @@ fn status() -> StatusBits {
             leader: "server 1 of bb0 on n1".into(),
         })),
         ..StatusBits::default()
+    }
+}
+
+fn limit() -> LimitStatus {
+    LimitStatus {
+        is_group: true,
+        id: 100,
+        used_bytes: 1 << 30,
+        capacity_bytes: Some(1 << 31),
+        dirty_bytes: 1 << 20,
+        undrained_bytes: Some(1 << 21),
+        beyond: "wait".into(),
     }
 }
 
