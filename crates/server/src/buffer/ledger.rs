@@ -315,21 +315,6 @@ impl Ledger {
         }
     }
 
-    /// The copy of an object on flash is none any more, and is about to be removed.
-    pub fn expire_shadow(&self, object: ObjectId) {
-        if let Some(shadow) = self.books.lock().shadows.get_mut(&object) {
-            shadow.nameless = true;
-        }
-    }
-
-    /// The copy of an object on flash is gone, or has become the object.
-    pub fn release_shadow(&self, object: ObjectId) {
-        let mut books = self.books.lock();
-        books.take_shadow(object);
-        drop(books);
-        self.freed.notify_all();
-    }
-
     /// Sets what an undrained object holds to `held_bytes` whatever the limits are.
     pub fn hold_beyond(&self, object: ObjectId, tier: TierId, used_bytes: u64, held_bytes: u64) {
         let charge = Charge {

@@ -1,8 +1,8 @@
-//! What copies of objects say of these: which are on another node, too, and for whom.
+//! Copies of objects: which are on another node, too, and for whom, and their end.
 
 use std::collections::HashMap;
 
-use forebay_types::TierId;
+use forebay_types::{ObjectId, TierId};
 
 use super::Ledger;
 
@@ -39,5 +39,20 @@ impl Ledger {
             }
         }
         found
+    }
+
+    /// The copy of an object on flash is none any more, and is about to be removed.
+    pub fn expire_shadow(&self, object: ObjectId) {
+        if let Some(shadow) = self.books.lock().shadows.get_mut(&object) {
+            shadow.nameless = true;
+        }
+    }
+
+    /// The copy of an object on flash is gone, or has become the object.
+    pub fn release_shadow(&self, object: ObjectId) {
+        let mut books = self.books.lock();
+        books.take_shadow(object);
+        drop(books);
+        self.freed.notify_all();
     }
 }
