@@ -216,7 +216,9 @@ files = []
 for name in (b'named', b'unlinked'):
     with open(os.fsencode(d) + b'/' + name, 'xb') as made:
         made.write(name * size)
-    files.append((os.open(made.name, os.O_RDONLY), name))
+    files.append((made.name, name))
+step('made')
+files = [(os.open(path, os.O_RDONLY), name) for path, name in files]
 os.unlink(d + '/unlinked')
 step('open')
 for fd, name in files:
@@ -225,6 +227,10 @@ for fd, name in files:
 step('read')
 ";
     let mut program = Steps::run(script, fleet.mnt(0, ""));
+    program.says("made");
+    // Who joins a file while it is being closed reads it by requests.
+    wait_until("they are closed", || fleet.status()["open_files"] == 0);
+    program.go();
     program.says("open");
     fleet.signal_mount(0, Signal::STOP);
     for _ in 0..2 {

@@ -177,6 +177,9 @@ fn promise_8_what_a_kernel_reads_by_itself_is_open_after_a_server_that_stops_in_
             file.sync_all().expect("fsync");
         }
         drop(file);
+        // Who joins the file while it is being closed reads it by requests.
+        let is_closed = || fleet.status()["open_files"] == seed - 1;
+        wait_until("it is closed", is_closed);
         (File::open(fleet.mnt(0, name)).expect("open"), seed)
     };
     let files = [("fsynced", 1, true), ("not", 2, false)].map(|(n, s, f)| read(n, s, f));
