@@ -4,10 +4,11 @@ use std::fmt::Write;
 use std::time::Duration;
 
 use forebay_types::{format_duration, format_size};
-use forebay_wire::control::{CopyStatus, Movement, MovementStatus, StatusBits, TurnStatus};
+use forebay_wire::control::{CopyStatus, MovementStatus, StatusBits, TurnStatus};
 use serde_json::{Map, Value, json};
 
 use super::mount_of;
+use crate::job;
 use crate::mounts::in_mount;
 use crate::show::json::{self, insert_path};
 use crate::show::text::show_path;
@@ -28,16 +29,6 @@ fn movement_eta_s(moves: &MovementStatus) -> Option<f64> {
     }
     let left = moves.bytes_total.saturating_sub(moves.bytes_done);
     Some(left as f64 * moves.age_ms as f64 / 1e3 / moves.bytes_done as f64)
-}
-
-fn word(movement: Movement) -> &'static str {
-    match movement {
-        Movement::StageIn => "stage-in",
-        Movement::StageOut => "stage-out",
-        Movement::Prefetch => "prefetch",
-        Movement::Release => "release",
-        Movement::Commit => "commit",
-    }
 }
 
 /// Puts the fields of all that goes on now into the object of a status.
@@ -69,7 +60,7 @@ fn copy_json(bits: &StatusBits, copy: &CopyStatus) -> Value {
 
 fn movement_json(moves: &MovementStatus) -> Value {
     json!({
-        "movement": word(moves.movement),
+        "movement": job::name(moves.movement),
         "counting": moves.counting,
         "files_total": moves.files_total,
         "files_done": moves.files_done,
@@ -118,7 +109,7 @@ pub fn render(bits: &StatusBits) -> String {
         let _ = writeln!(
             text,
             "{:<10} {} of {}{more} files, {} of {}{}",
-            word(moves.movement),
+            job::name(moves.movement),
             moves.files_done,
             moves.files_total,
             format_size(moves.bytes_done),
@@ -131,6 +122,8 @@ pub fn render(bits: &StatusBits) -> String {
 
 #[cfg(test)]
 pub mod tests {
+    use forebay_wire::control::Movement;
+
     use super::*;
 
     /// One of each.

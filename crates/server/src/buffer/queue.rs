@@ -53,6 +53,14 @@ struct Inner {
 }
 
 impl Inner {
+    /// Those that wait and may be tried now.
+    fn ready(&self) -> impl Iterator<Item = &ObjectId> {
+        let now = Instant::now();
+        self.waiting
+            .iter()
+            .filter(move |object| self.is_ready(object, now))
+    }
+
     fn is_ready(&self, object: &ObjectId, now: Instant) -> bool {
         self.retries.get(object).is_none_or(|retry| retry.at <= now)
     }
@@ -386,24 +394,13 @@ impl DrainQueue {
 
     /// Waiting files that may be tried now.
     pub fn ready(&self) -> Vec<ObjectId> {
-        let inner = self.inner.lock();
-        let now = Instant::now();
-        let ready = inner
-            .waiting
-            .iter()
-            .filter(|object| inner.is_ready(object, now));
-        ready.copied().collect()
+        self.inner.lock().ready().copied().collect()
     }
 
     /// Files on their way to the PFS, and waiting ones that may be tried now.
     pub fn leaving(&self) -> Vec<ObjectId> {
         let inner = self.inner.lock();
-        let now = Instant::now();
-        let ready = inner
-            .waiting
-            .iter()
-            .filter(|object| inner.is_ready(object, now));
-        ready.chain(&inner.under_way).copied().collect()
+        inner.ready().chain(&inner.under_way).copied().collect()
     }
 
     /// Hands out the next files that somebody waits for, in their order and each once: whoever gets

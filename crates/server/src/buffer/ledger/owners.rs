@@ -153,16 +153,17 @@ impl Books {
             .map_or_else(Held::default, |figures| figures.held)
     }
 
-    /// Whether a limit has a word on a charge: tiers of the burst buffer have, the PFS has not.
+    /// Whose limits have a word on a charge, where there are some: they do in tiers of the burst
+    /// buffer, and not on the PFS.
     fn owners_of(&self, charge: Charge) -> Option<Owners> {
+        if self.limits.is_empty() {
+            return None;
+        }
         let counts = self.tiers[charge.tier as usize].kind.is_some();
         charge.owners.filter(|_| counts)
     }
 
     pub(super) fn add_to_owners(&mut self, charge: Charge) {
-        if self.limits.is_empty() {
-            return;
-        }
         for owner in self
             .owners_of(charge)
             .iter()
@@ -173,9 +174,6 @@ impl Books {
     }
 
     pub(super) fn subtract_from_owners(&mut self, charge: Charge) {
-        if self.limits.is_empty() {
-            return;
-        }
         for owner in self
             .owners_of(charge)
             .iter()
@@ -192,9 +190,6 @@ impl Books {
 
     /// Whether the limits of its owners let a charge take the place of another.
     pub(super) fn must_keep_limits(&self, old: Charge, new: Charge) -> Result<(), Refused> {
-        if self.limits.is_empty() {
-            return Ok(());
-        }
         let Some(owners) = self.owners_of(new) else {
             return Ok(());
         };
