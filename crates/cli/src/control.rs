@@ -16,6 +16,7 @@ use crate::mounts;
 use crate::show::text;
 use crate::starter::{STATE_TAKES, Starter};
 use crate::state::{self, SocketPath};
+use crate::up::keeper;
 
 /// Paths in one message take at most this much of it, bytes; the rest is for their lengths and the
 /// message around them.
@@ -79,6 +80,11 @@ impl Daemon {
             true => format!(
                 "{what}: its burst buffer has died; {starter} goes on where it stopped, `forebay down --state {what}` \
                  takes its mount away"
+            ),
+            false if starter.is_server() && keeper::is_there(state) => format!(
+                "{what}: the server of this state folder is not running; it is started again by itself in a moment, \
+                 {what}/{} says more",
+                state::LOG
             ),
             false if starter.is_server() => {
                 format!(

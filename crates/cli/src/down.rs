@@ -25,6 +25,7 @@ use crate::signals::Signals;
 use crate::starter::Starter;
 use crate::state::{self, Holder};
 use crate::status::{mount_of, name_of};
+use crate::up::keeper;
 use crate::{out, usage};
 
 /// Time between two looks at the daemon: a short end is seen at once, a long one not disturbed.
@@ -97,7 +98,7 @@ pub fn run(args: &DownArgs) -> Result<Exit, Failure> {
     let state = named_state(args.state.as_deref())?
         .ok_or_else(|| Failure::fatal("down: which burst buffer? give --state DIR"))?;
     let Some(daemon) = Daemon::try_connect(&state)? else {
-        return Err(not_running(&state));
+        return Err(stays_down(&state)?);
     };
     let starter = Starter::of(&state);
     if let Starter::Mount(point) = &starter {
@@ -148,6 +149,17 @@ pub fn run(args: &DownArgs) -> Result<Exit, Failure> {
         End::Stalled => Exit::Partial,
         End::Interrupted => Exit::Interrupted,
     })
+}
+
+/// Of a server that does not run: what may have been about to start it again does not do so.
+fn stays_down(state: &Path) -> Result<Failure, Failure> {
+    let was_kept = keeper::dismiss(state).explain(state.display(), "")?;
+    let mut failure = not_running(state);
+    if was_kept {
+        let line = "; it was to be started again by itself, and is not now";
+        failure.message.push_str(line);
+    }
+    Ok(failure)
 }
 
 /// Ids of the metadata servers that take over from server `id`, where they run.

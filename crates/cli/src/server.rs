@@ -13,9 +13,10 @@ use forebay_wire::net::{NetServer, NetServerConfig};
 use crate::cluster::config::{Cluster, Server};
 use crate::data;
 use crate::exit::{Exit, Explain, Failure};
-use crate::state;
+use crate::state::{self, Holder};
 use crate::up::detach::{self, Readiness};
 use crate::up::front::{Front, OpenFront};
+use crate::up::keeper;
 use crate::up::layers::BOOT_ID;
 use crate::up::settle::Plan;
 use crate::up::supervisor::Supervisor;
@@ -42,7 +43,7 @@ use crate::usage::server_id;
         "DIR is its `state` in the file.\n\n",
         "Examples:\n",
         "  forebay keygen /etc/forebay/bb0.key\n",
-        "  forebay server --config /etc/forebay/cluster.toml --id 1 --detach\n\n",
+        "  forebay server --config /etc/forebay/cluster.toml --id 1 --detach --restart\n\n",
         "Exit codes: 0 stopped in order, or (--detach) serving or standing by; 1 it could not be started: one line says why."
     )
 )]
@@ -60,15 +61,34 @@ pub struct ServerArgs {
     /// Return when it serves, or stands by; log in STATE/forebay.log, process id in forebay.pid
     #[arg(long)]
     detach: bool,
+    /// With --detach: start it again whenever it dies. A small process stays beside it for that;
+    /// `forebay down` stops both
+    #[arg(long, requires = "detach")]
+    restart: bool,
     /// Set by --detach for the process that stays.
     #[arg(long, hide = true, requires = "detach")]
     detached: bool,
+    /// Set by --restart for the process that serves.
+    #[arg(long, hide = true, requires = "restart")]
+    kept: bool,
 }
 
 /// Runs the command.
 pub fn run(args: &ServerArgs) -> Result<Exit, Failure> {
     detach::run((args.detach, args.detached), |readiness| {
-        start(args, readiness)
+        if args.kept {
+            keeper::begin_kept().explain("what starts the server again", "")?;
+            return start(args, readiness);
+        }
+        let state = Cluster::load(&args.config)?.server(args.id)?.state.clone();
+        // What was to start an earlier one again is not to come between.
+        if matches!(state::holder(&state), Ok(Some(Holder::Nobody))) {
+            keeper::dismiss(&state).explain(state.display(), "")?;
+        }
+        match args.restart {
+            true => keeper::run(&state, readiness),
+            false => start(args, readiness),
+        }
     })
 }
 

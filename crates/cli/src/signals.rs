@@ -125,6 +125,19 @@ pub fn ignore_user_signals() -> io::Result<()> {
     Ok(())
 }
 
+/// Signals that end a process end this one: whoever started it may have held them back.
+pub fn hold_none_back() -> io::Result<()> {
+    // SAFETY: as below.
+    unsafe {
+        let mut none = std::mem::zeroed::<libc::sigset_t>();
+        libc::sigemptyset(&mut none);
+        match libc::pthread_sigmask(libc::SIG_SETMASK, &none, std::ptr::null_mut()) {
+            0 => Ok(()),
+            error => Err(io::Error::from_raw_os_error(error)),
+        }
+    }
+}
+
 fn blocked() -> io::Result<libc::sigset_t> {
     // SAFETY: a sigset_t is plain data that sigemptyset initialises before any other use; the
     // signal numbers are valid; pthread_sigmask may be given a null pointer for the old mask.

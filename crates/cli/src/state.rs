@@ -15,6 +15,8 @@ use rustix::io::Errno;
 pub const LOCK: &str = "forebay.lock";
 /// Process id, while the mount is served.
 pub const PID: &str = "forebay.pid";
+/// Held by the process that starts the server again; its content is that process's id.
+pub const KEEPER: &str = "forebay.keeper";
 /// Log of a detached instance.
 pub const LOG: &str = "forebay.log";
 /// Where the running instance is talked to.
@@ -204,14 +206,16 @@ pub fn silence(state: &Path) -> Option<(Silence, Option<u32>)> {
     }
 }
 
-fn read_pid(file: &mut File) -> Option<u32> {
+/// The process id in a file, where there is one.
+pub fn read_pid(file: &mut File) -> Option<u32> {
     let mut text = String::new();
     file.seek(SeekFrom::Start(0)).ok()?;
     file.read_to_string(&mut text).ok()?;
     text.trim().parse().ok()
 }
 
-fn write_pid(file: &mut File) -> io::Result<()> {
+/// Makes this process's id the content of a file.
+pub fn write_pid(file: &mut File) -> io::Result<()> {
     file.set_len(0)?;
     file.seek(SeekFrom::Start(0))?;
     writeln!(file, "{}", std::process::id())

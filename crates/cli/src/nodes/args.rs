@@ -39,7 +39,8 @@ pub struct NodesArgs {
     "First all nodes are looked at: whether they answer, have this version of forebay and this very\n",
     "file, and may start what is to be on them. If one may not, nothing is started. Whatever fails\n",
     "later, or Ctrl-C, takes back what this command has started. Directories of mounts are made where\n",
-    "they are missing. What runs is left alone, so the command may be given again.\n\n",
+    "they are missing. What runs is left alone, so the command may be given again. A server that dies is\n",
+    "started again by itself (see `forebay server --restart`), but not with srun.\n\n",
     "Example:\n",
     "  forebay cluster start --config cluster.toml --mount /tmp/bb\n\n",
     "Exit codes: 0 all runs; 1 one line for each node says why not; 130 interrupted."
@@ -50,6 +51,10 @@ pub struct StartArgs {
     /// How long each step may take on a node
     #[arg(long, value_name = "DUR", value_parser = parse_duration, default_value = "2m")]
     pub timeout: Duration,
+    /// Do not start a server again by itself when it dies (with srun none is: servers are in the
+    /// foreground of a step there)
+    #[arg(long)]
+    pub no_restart: bool,
 }
 
 /// Unmounts a cluster everywhere, copies all to the slow file system, and stops its servers

@@ -8,6 +8,7 @@ use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use crate::control::Daemon;
 use crate::exit::{Explain, Failure};
 use crate::state::{self, Holder};
+use crate::up::keeper;
 use crate::within::within;
 
 /// Who answers within this time is not silent.
@@ -47,6 +48,8 @@ pub fn end_here(state: &Path, patience: Duration) -> Result<String, Failure> {
             "{name}: its server has changed meanwhile; try again"
         )));
     }
+    // It is not to be started again.
+    keeper::dismiss(state).explain(&name, todo)?;
     let killed = pidfd_send_signal(process, Signal::KILL);
     killed.map_err(std::io::Error::from).explain(&name, todo)?;
     let begun = Instant::now();

@@ -74,7 +74,7 @@ pub fn run(args: &StartArgs) -> Result<Exit, Failure> {
     let plan = Plan::of(&args.nodes)?;
     let found = look_at_all(&plan, args.timeout.min(LOOK_LIMIT))?;
     let mut begun = Begun::default();
-    match start(&plan, &found, args.timeout, &mut begun) {
+    match start(&plan, &found, args, &mut begun) {
         Ok(()) => {
             let (servers, mounts) = (plan.cluster.servers.len(), plan.mounts().len());
             let there: usize = found.iter().map(|one| one.running.len()).sum();
@@ -209,14 +209,15 @@ fn understood(facts: &Value, print: &str) -> Result<Found, String> {
 fn start<'a>(
     plan: &'a Plan,
     found: &[Found],
-    limit: Duration,
+    args: &StartArgs,
     begun: &mut Begun<'a>,
 ) -> Result<(), Vec<String>> {
+    let limit = args.timeout;
     let runs = |id: u16| found.iter().any(|one| one.running.contains(&id));
     for metadata in [false, true] {
         let servers = plan.servers(|server| server.metadata == metadata && !runs(server.id));
         let done = for_each(&servers, |(server, host)| {
-            start_server(plan, server, host, limit)
+            start_server(plan, (server, host), args)
         });
         begun.servers.extend(may_run(&servers, &done));
         all_of(done)?;
@@ -250,13 +251,20 @@ fn all_of(done: Vec<Result<(), NotUp>>) -> Result<(), Vec<String>> {
     }
 }
 
-fn start_server(plan: &Plan, server: &Server, host: &str, limit: Duration) -> Result<(), NotUp> {
+fn start_server(
+    plan: &Plan,
+    (server, host): (&Server, &str),
+    args: &StartArgs,
+) -> Result<(), NotUp> {
     let mut words = plan.words(["server", "--config"]);
     words.push(plan.config.clone().into());
     words.extend(["--id".into(), OsString::from(server.id.to_string())]);
+    if !args.no_restart && !plan.runner.via.ends_what_it_leaves() {
+        words.push("--restart".into());
+    }
     let is_there = |found: &Found| found.serving.contains(&server.id);
     let what = format!("server-{}", server.id);
-    bring_up(plan, (host, &what), words, limit, is_there)
+    bring_up(plan, (host, &what), words, args.timeout, is_there)
 }
 
 fn start_mount(plan: &Plan, host: &str, limit: Duration) -> Result<(), NotUp> {

@@ -15,27 +15,30 @@ use std::process::{Child, Command, Stdio};
 
 use rustix::io::FdFlags;
 
-use super::notify;
+use super::{keeper, notify};
 use crate::exit::{Exit, Explain, Failure};
 use crate::out;
 
 /// Starts the child with this command line and waits until it says that it is ready or has failed.
 pub fn spawn(args: impl Iterator<Item = OsString>) -> Result<Exit, Failure> {
     keep_from_child().explain("descriptors of the caller", "")?;
+    let (_, line) = begin(args.chain(["--detached".into()]))?;
+    out::print(&format!("{line}\n"));
+    Ok(Exit::Complete)
+}
+
+/// Starts a process that says when it serves: the process, and what it said.
+pub fn begin(args: impl Iterator<Item = OsString>) -> Result<(Child, String), Failure> {
     let mut child = Command::new("/proc/self/exe")
         .arg0("forebay")
         .args(args)
-        .arg("--detached")
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .spawn()
         .explain("cannot start the process that serves", "")?;
     let said = hear(&mut child).explain("the process that serves", "")?;
     match parse(&said) {
-        Some(Word::Ready(line)) => {
-            out::print(&format!("{line}\n"));
-            Ok(Exit::Complete)
-        }
+        Some(Word::Ready(line)) => Ok((child, line.to_string())),
         Some(Word::Failed(exit, message)) => {
             // Its clean-up is part of the failure; that it cannot be waited for changes nothing.
             drop(child.wait());
@@ -161,6 +164,7 @@ impl Readiness {
             return notify::ready(line).explain("NOTIFY_SOCKET", "systemd waits for it");
         }
         say(&format!("ready {line}")).explain("interrupted", "")?;
+        keeper::serves().explain("what starts the server again", "")?;
         let null = File::options()
             .read(true)
             .write(true)

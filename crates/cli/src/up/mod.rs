@@ -4,6 +4,7 @@ pub mod again;
 pub mod detach;
 pub mod front;
 pub mod given;
+pub mod keeper;
 pub mod keys;
 pub mod layers;
 pub mod limits;

@@ -5,7 +5,7 @@ use std::fs;
 use std::net::TcpListener;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use forebay_testkit::{
@@ -20,7 +20,7 @@ const KEEP: &str = "[demotion]\nidle = false\nstart = 0.9\n\
 
 /// Nodes with networks and mount tables of their own, as those of a job, and a script that runs a
 /// command on one of them.
-struct Job {
+pub struct Job {
     nodes: Nodes,
     /// Each keeps the mount table of a node.
     keepers: Vec<Child>,
@@ -28,7 +28,7 @@ struct Job {
     /// The last node has the records; the one before it has the metadata server that stands by.
     store: Option<StoreServer>,
     /// Where everything of the cluster is; its name is for shells to stumble over.
-    odd: PathBuf,
+    pub odd: PathBuf,
 }
 
 const ODD: &str = "a 'job' $(touch pwned) & `touch pwned`; \"x\" #!";
@@ -44,7 +44,7 @@ exec sleep 3600
 
 impl Job {
     #[track_caller]
-    fn new(count: usize) -> Job {
+    pub fn new(count: usize) -> Job {
         let nodes = Nodes::new(count);
         let folder = TempDir::with_prefix("forebay-job-").expect("temporary folder");
         let odd = folder.path().join(ODD);
@@ -140,7 +140,7 @@ impl Job {
     }
 
     #[track_caller]
-    fn forebay(&self, args: &[&OsStr]) -> Output {
+    pub fn forebay(&self, args: &[&OsStr]) -> Output {
         let mut command = self.nodes[0].command(program());
         without_settings(&mut command);
         run_bounded(command.args(args).current_dir(self.folder.path()), LONG)
@@ -148,7 +148,7 @@ impl Job {
 
     /// `forebay cluster WHAT`, by one of the scripts.
     #[track_caller]
-    fn cluster(&self, what: &str, via: &str, flags: &[&str]) -> Output {
+    pub fn cluster(&self, what: &str, via: &str, flags: &[&str]) -> Output {
         let via = format!("{}/{via}", self.folder.path().display());
         let (config, mount) = (self.config(), self.mount());
         let mut args: Vec<&OsStr> = vec!["cluster".as_ref(), what.as_ref()];
@@ -180,14 +180,19 @@ impl Job {
 
     /// Runs a program on a node, where the mount is.
     #[track_caller]
-    fn on(&self, node: usize, words: &[&str]) -> Output {
+    pub fn on(&self, node: usize, words: &[&str]) -> Output {
+        run_bounded(&mut self.command_on(node, words), LONG)
+    }
+
+    /// A program on a node, where the mount is.
+    pub fn command_on(&self, node: usize, words: &[&str]) -> Command {
         let mut command = self.nodes[node].command(self.folder.path().join("on"));
         command.arg(format!("n{node}")).args(words);
         command.current_dir("/");
-        run_bounded(&mut command, LONG)
+        command
     }
 
-    fn in_mount(&self, name: &str) -> String {
+    pub fn in_mount(&self, name: &str) -> String {
         self.mount().join(name).to_str().expect("text").to_string()
     }
 
@@ -198,11 +203,11 @@ impl Job {
     }
 
     /// Nothing but what keeps their mount tables runs on the nodes.
-    fn is_quiet(&self) -> bool {
+    pub fn is_quiet(&self) -> bool {
         self.members().all(|node| node.processes().len() == 1)
     }
 
-    fn pid_of(&self, node: usize) -> String {
+    pub fn pid_of(&self, node: usize) -> String {
         let path = self.odd.join(format!("state{node}/forebay.pid"));
         fs::read_to_string(path).expect("pid").trim().to_string()
     }
@@ -218,7 +223,7 @@ impl Drop for Job {
     }
 }
 
-const ON: &str = "on {host}";
+pub const ON: &str = "on {host}";
 
 /// A mount that is in use is named, and nothing is stopped.
 #[track_caller]
@@ -488,7 +493,7 @@ fn command_cluster_stop_names_what_is_left_when_its_time_is_over() {
         return;
     }
     let job = Job::new(2);
-    job.cluster("start", ON, &[]).ok();
+    job.cluster("start", ON, &["--no-restart"]).ok();
     let file = job.in_mount("f");
     job.on(1, &["sh", "-c", "seq 200000 >\"$0\"", &file]).ok();
     job.on(1, &["kill", "-KILL", &job.pid_of(1)]).ok();
@@ -550,7 +555,7 @@ fn command_cluster_stop_ends_the_server_that_stands_by_first() {
     job.cluster("stop", ON, &[]).ok();
 
     // Who would take over is not stopped as if nothing was left to drain.
-    job.cluster("start", ON, &[]).ok();
+    job.cluster("start", ON, &["--no-restart"]).ok();
     job.on(1, &["sh", "-c", "seq 200000 >\"$0\"", &job.in_mount("g")])
         .ok();
     let leader = if stands_by(0) { 2 } else { 0 };

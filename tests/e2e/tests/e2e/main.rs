@@ -50,6 +50,7 @@ mod reload;
 mod repeated;
 mod replica;
 mod restarts;
+mod revived;
 mod rights;
 mod sentences;
 mod space;
