@@ -11,7 +11,9 @@ use forebay_holder::{DataHost, DataServer, open_flash, open_memory};
 use forebay_server::Settings;
 use forebay_tiers::{PfsTree, Tier};
 use forebay_types::Errno;
-use forebay_wire::control::{Control, ControlResponse, DataServerStatus, StatusBits, TierStatus};
+use forebay_wire::control::{
+    Control, ControlResponse, DataServerStatus, Reloaded, StatusBits, TierStatus,
+};
 use forebay_wire::net::{NetServer, NetServerConfig};
 use forebay_wire::{Key, Peer, Reply, Request, Response, Service, UnixServer};
 
@@ -229,10 +231,25 @@ impl Service for Orders {
                 Response::Control(ControlResponse::Stopping).into()
             }
             Request::Control(Control::Shutdown { .. }) => Errno::EPERM.into(),
+            Request::Control(Control::Reload) => refused_reload(
+                "a data server takes its settings when it starts; rules, limits and policy are the metadata server's: \
+                 `forebay reload` there"
+                    .into(),
+            ),
             // The metadata server knows what is in its tiers.
             _ => Errno::EOPNOTSUPP.into(),
         }
     }
+}
+
+/// Of a server that reads no settings while it runs.
+pub fn refused_reload(why: String) -> Reply {
+    let refused = Some(why);
+    Response::Control(ControlResponse::Reloaded(Reloaded {
+        refused,
+        ..Reloaded::default()
+    }))
+    .into()
 }
 
 fn wait(heard: &Receiver<&'static str>, log: &Log) -> &'static str {

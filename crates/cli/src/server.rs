@@ -14,6 +14,7 @@ use crate::cluster::config::{Cluster, Server};
 use crate::data;
 use crate::exit::{Exit, Explain, Failure};
 use crate::state::{self, Holder};
+use crate::up::again::Again;
 use crate::up::detach::{self, Readiness};
 use crate::up::front::{Front, OpenFront};
 use crate::up::keeper;
@@ -118,12 +119,24 @@ fn start(args: &ServerArgs, readiness: &mut Readiness) -> Result<Exit, Failure> 
         plan.settings.wait_for_holders = STANDBY_DATA_SERVERS;
     }
     let front = Network {
+        again: again(&config, server.id)?,
         cluster,
         server,
         key,
         config,
     };
     start_planned(plan, &front, args.detached, readiness)
+}
+
+/// The settings, to be read again while it runs.
+fn again(config: &Path, id: u16) -> Result<Arc<Again>, Failure> {
+    let read_all = move |path: &Path| {
+        let read = Cluster::read_for(path, id, resources::may_mount());
+        Ok(read?)
+    };
+    let in_force = read_all(config)?;
+    let again = Again::of(Box::new(read_all), Some(config.into()), &in_force);
+    Ok(Arc::new(again))
 }
 
 /// Where the records are.
@@ -162,6 +175,7 @@ struct Network {
     key: Key,
     /// Where the cluster's file is.
     config: PathBuf,
+    again: Arc<Again>,
 }
 
 impl Front for Network {
@@ -181,6 +195,10 @@ impl Front for Network {
             self.config.clone().into(),
         ];
         Some(args.into_iter().chain(["--id".into(), id.into()]).collect())
+    }
+
+    fn again(&self) -> Option<&Arc<Again>> {
+        Some(&self.again)
     }
 
     fn stands_by_as(&self) -> Option<(u16, &str)> {

@@ -13,6 +13,7 @@ use super::address::is_here;
 use super::checks::{Checks, rack_number};
 use super::error::{ConfigError, Problem};
 use super::written::Written;
+use crate::up::again::Read;
 use crate::up::given::Given;
 use crate::up::layers::{ConfigFile, Layers};
 use crate::up::limits::check_each_once;
@@ -134,6 +135,19 @@ impl Cluster {
     pub fn load(path: &Path) -> Result<Cluster, ConfigError> {
         let text = |failure: crate::exit::Failure| ConfigError::Unreadable(failure.message);
         Cluster::of_file(&ConfigFile::read(path).map_err(text)?)
+    }
+
+    /// What a server is started with now, with every key that the file gives.
+    ///
+    /// # Errors
+    /// As those of [`Cluster::load`] and [`Cluster::plan`].
+    pub fn read_for(path: &Path, id: u16, may_mount: bool) -> Result<Read, ConfigError> {
+        let text = |failure: crate::exit::Failure| ConfigError::Unreadable(failure.message);
+        let file = ConfigFile::read(path).map_err(text)?;
+        let cluster = Cluster::of_file(&file)?;
+        let plan = cluster.plan(cluster.server(id)?, may_mount)?;
+        let texts = Layers::of_file(&file).map_err(text)?.texts();
+        Ok(Read { plan, texts })
     }
 
     pub(super) fn of_file(file: &ConfigFile) -> Result<Cluster, ConfigError> {

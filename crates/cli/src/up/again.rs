@@ -2,7 +2,7 @@
 //! change is taken, all else is named. A source that makes no sense changes nothing.
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Weak};
 
 use forebay_server::{Instance, LiveSettings, Settings};
@@ -45,10 +45,13 @@ impl Sources {
     }
 }
 
+/// Reads all settings as a start would, with its checks, from this file that the process can read
+/// wherever it is.
+pub type ReadAll = Box<dyn Fn(&Path) -> Result<Read, Failure> + Send + Sync>;
+
 /// The sources, and what is in force of them.
 pub struct Again {
-    sources: Sources,
-    /// The same file from wherever the process is.
+    read: ReadAll,
     config: Option<PathBuf>,
     in_force: Mutex<InForce>,
 }
@@ -102,18 +105,30 @@ fn how(key: &str, from: &Settings, to: &Settings) -> Option<Take> {
 }
 
 impl Again {
-    /// In force is what was read.
+    /// Those of `forebay up`. In force is what was read.
     pub fn new(sources: Sources, read: &Read) -> Result<Again, Failure> {
         let config = sources.config.as_ref();
         let config = config.map(|file| std::path::absolute(file).explain(file.display(), ""));
-        Ok(Again {
-            config: config.transpose()?,
+        let read_all = move |path: &Path| {
+            let text = std::fs::read_to_string(path).explain(path.display(), "")?;
+            // Relative paths in it are as they were.
+            let named = sources.config.clone().unwrap_or_default();
+            let file = ConfigFile::of_text(named, text);
+            sources.read_from(Some(&file)).map(|(read, _)| read)
+        };
+        Ok(Again::of(Box::new(read_all), config.transpose()?, read))
+    }
+
+    /// Settings that are read so, from this file. In force is what was read.
+    pub fn of(read_all: ReadAll, config: Option<PathBuf>, read: &Read) -> Again {
+        Again {
+            read: read_all,
+            config,
             in_force: Mutex::new(InForce {
                 texts: read.texts.clone(),
                 settings: read.plan.settings.clone(),
             }),
-            sources,
-        })
+        }
     }
 
     /// The call for an instance: reads the sources, and has it take what can be taken.
@@ -146,19 +161,10 @@ impl Again {
     }
 
     fn compare(&self, in_force: &mut InForce) -> Result<(Reloaded, LiveSettings), Failure> {
-        let file = match (&self.config, &self.sources.config) {
-            (Some(path), Some(named)) => {
-                let text = std::fs::read_to_string(path).explain(path.display(), "")?;
-                // Relative paths in it are as they were.
-                ConfigFile::of_text(named.clone(), text)
-            }
-            _ => {
-                return Err(Failure::fatal(
-                    "there is no configuration file: it was started without --config",
-                ));
-            }
-        };
-        let (read, _) = self.sources.read_from(Some(&file))?;
+        let path = self.config.as_deref().ok_or_else(|| {
+            Failure::fatal("there is no configuration file: it was started without --config")
+        })?;
+        let read = (self.read)(path)?;
         let new = read.plan.settings;
         let (mut reloaded, mut live) = (Reloaded::default(), LiveSettings::default());
         for key in changed(&in_force.texts, &read.texts) {

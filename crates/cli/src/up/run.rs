@@ -159,6 +159,10 @@ fn open_and_wait(
 ) -> Result<(), Failure> {
     if let Some(again) = front.again() {
         instance.reload_by(Box::new(again.call(instance)));
+        if front.stands_by_as().is_some() {
+            // The file may have changed since it began to stand by.
+            instance.reload();
+        }
     }
     let settings = &plan.settings;
     let socket = SocketPath::of(&settings.state).explain(settings.state.display(), "")?;

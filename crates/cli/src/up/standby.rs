@@ -16,6 +16,7 @@ use super::front::Front;
 use super::log::Log;
 use super::run::tell;
 use super::settle::Plan;
+use crate::data::refused_reload;
 use crate::exit::{Exit, Explain, Failure};
 use crate::state::{self, SocketPath};
 
@@ -219,6 +220,10 @@ impl Service for Orders {
                 }
             }
             Request::Control(Control::Shutdown { .. }) => Errno::EPERM.into(),
+            Request::Control(Control::Reload) => refused_reload(format!(
+                "it stands by, and reads the file when it takes over; {} leads: `forebay reload` there",
+                self.leader.lock()
+            )),
             // Who leads knows what is there.
             _ => Errno::EOPNOTSUPP.into(),
         }

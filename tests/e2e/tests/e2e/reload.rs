@@ -1,9 +1,10 @@
 //! Settings that change while a burst buffer runs: `forebay reload`, SIGHUP, `forebay policy`.
 
+use std::ffi::OsStr;
 use std::fs;
 use std::path::Path;
 
-use forebay_testkit::{Cluster, Output, pattern, wait_until, write_file};
+use forebay_testkit::{Cluster, Fleet, Output, needs_nodes, pattern, wait_until, write_file};
 use rustix::process::{Signal, kill_process};
 use serde_json::{Value, json};
 
@@ -126,4 +127,68 @@ fn promise_8_sighup_reads_the_settings_again() {
         let shown = cluster.on_state(&["policy"]).ok().stdout;
         shown.contains("rule /second/**")
     });
+}
+
+/// What `forebay COMMAND` says on a node whose server has that state folder.
+fn on(fleet: &Fleet, node: usize, state: &Path, command: &[&str]) -> Output {
+    let words = command.iter().map(OsStr::new);
+    let state = ["--state".as_ref(), state.as_os_str()];
+    fleet.run(node, &words.chain(state).collect::<Vec<_>>())
+}
+
+#[test]
+fn command_reload_of_a_cluster_is_taken_by_who_leads_and_by_who_takes_over() {
+    if needs_nodes() {
+        return;
+    }
+    let mut fleet = Fleet::with_standby(1, "", "[demotion]\nidle = false\n");
+    fleet.start_metadata(0);
+    fleet.start_metadata(1);
+    let file = fleet.base().join("cluster.toml");
+    let text = fs::read_to_string(&file).expect("read");
+    let first = "[[rule]]\npath = \"/first/**\"\nservers = [2]\n";
+    let text = format!("policy = \"maxeff\"\npfs_timeout = \"9s\"\n{text}{first}");
+    fs::write(&file, &text).expect("write");
+    let reload = |which: usize| {
+        let (node, state) = (fleet.metadata_node(which), fleet.metadata_state(which));
+        on(&fleet, node, &state, &["reload", "--json"])
+    };
+    let output = reload(0);
+    let expected = json!({"taken": ["policy", "rule"], "restart": ["pfs_timeout"]});
+    assert_eq!((output.code, json_of(&output)), (3, expected));
+    let refused = reload(1);
+    let why = "it stands by, and reads the file when it takes over; ";
+    assert!(
+        refused.code == 1 && refused.stderr.contains(why),
+        "{refused:?}"
+    );
+    let refused = on(&fleet, 1, &fleet.data_state(1), &["reload"]);
+    let why = "a data server takes its settings when it starts; ";
+    assert!(
+        refused.code == 1 && refused.stderr.contains(why),
+        "{refused:?}"
+    );
+    // A server that is not there is refused, as at a start.
+    let bad = text.replace("servers = [2]", "servers = [77]");
+    fs::write(&file, bad).expect("write");
+    let refused = reload(0);
+    assert!(
+        refused.code == 1 && refused.stderr.contains("77"),
+        "{refused:?}"
+    );
+
+    let second = "[[rule]]\npath = \"/second/**\"\ndurability = \"pfs\"\n";
+    fs::write(&file, format!("{text}{second}")).expect("write");
+    fleet.kill_metadata(0);
+    wait_until("the other one leads", || fleet.leads(1));
+    let (node, state) = (fleet.metadata_node(1), fleet.metadata_state(1));
+    let shown = json_of(&on(&fleet, node, &state, &["policy", "--json"]).ok());
+    let paths: Vec<&str> = shown["rules"]
+        .as_array()
+        .expect("rules")
+        .iter()
+        .filter_map(|rule| rule["path"].as_str())
+        .collect();
+    assert_eq!(paths, ["/first/**", "/second/**"]);
+    assert_eq!(shown["policy"], "maxeff");
 }
