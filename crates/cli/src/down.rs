@@ -97,8 +97,13 @@ enum End {
 pub fn run(args: &DownArgs) -> Result<Exit, Failure> {
     let state = named_state(args.state.as_deref())?
         .ok_or_else(|| Failure::fatal("down: which burst buffer? give --state DIR"))?;
-    let Some(daemon) = Daemon::try_connect(&state)? else {
-        return Err(stays_down(&state)?);
+    let found = running(args, &state)?;
+    // A server that dies while it stops is not to come back, nor one that has died.
+    let was_kept = keeper::dismiss(&state).explain(state.display(), "")?;
+    // One that was being started may serve by now.
+    let found = found.map_or_else(|| Daemon::try_connect(&state), |daemon| Ok(Some(daemon)))?;
+    let Some(daemon) = found else {
+        return Err(stays_down(&state, was_kept));
     };
     let starter = Starter::of(&state);
     if let Starter::Mount(point) = &starter {
@@ -138,6 +143,9 @@ pub fn run(args: &DownArgs) -> Result<Exit, Failure> {
         json::print(&wait.to_json(end, &left));
     }
     let unpublished = wait.name_unpublished(end);
+    if was_kept && !matches!(end, End::Stopped(_) | End::Died) {
+        out::complain("while it goes on, it is not started again by itself if it dies");
+    }
     Ok(match end {
         End::Stopped(left) if args.drain && (unpublished > 0 || !is_drained(&left)) => {
             Exit::Partial
@@ -151,15 +159,23 @@ pub fn run(args: &DownArgs) -> Result<Exit, Failure> {
     })
 }
 
-/// Of a server that does not run: what may have been about to start it again does not do so.
-fn stays_down(state: &Path) -> Result<Failure, Failure> {
-    let was_kept = keeper::dismiss(state).explain(state.display(), "")?;
+/// The server. One that has died and is about to be started again is waited for where it is to be
+/// drained.
+fn running(args: &DownArgs, state: &Path) -> Result<Option<Daemon>, Failure> {
+    match Daemon::try_connect(state)? {
+        None if args.drain => keeper::await_server(state),
+        found => Ok(found),
+    }
+}
+
+/// Of a server that does not run, and that something was about to start again, or not.
+fn stays_down(state: &Path, was_kept: bool) -> Failure {
     let mut failure = not_running(state);
     if was_kept {
         let line = "; it was to be started again by itself, and is not now";
         failure.message.push_str(line);
     }
-    Ok(failure)
+    failure
 }
 
 /// Ids of the metadata servers that take over from server `id`, where they run.

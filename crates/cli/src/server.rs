@@ -17,7 +17,7 @@ use crate::state::{self, Holder};
 use crate::up::again::Again;
 use crate::up::detach::{self, Readiness};
 use crate::up::front::{Front, OpenFront};
-use crate::up::keeper;
+use crate::up::keeper::{self, Starts};
 use crate::up::layers::BOOT_ID;
 use crate::up::settle::Plan;
 use crate::up::supervisor::Supervisor;
@@ -69,27 +69,54 @@ pub struct ServerArgs {
     /// Set by --detach for the process that stays.
     #[arg(long, hide = true, requires = "detach")]
     detached: bool,
-    /// Set by --restart for the process that serves.
-    #[arg(long, hide = true, requires = "restart")]
-    kept: bool,
+    /// Set by --restart for the process that serves: who keeps it.
+    #[arg(long, hide = true, requires = "restart", value_name = "PID")]
+    kept: Option<i32>,
 }
 
 /// Runs the command.
 pub fn run(args: &ServerArgs) -> Result<Exit, Failure> {
     detach::run((args.detach, args.detached), |readiness| {
-        if args.kept {
-            keeper::begin_kept().explain("what starts the server again", "")?;
+        if let Some(keeper) = args.kept {
+            // One that starts itself anew has its keeper, and lives by itself already.
+            if !readiness.is_anew() {
+                keeper::begin_kept(keeper).explain("what starts the server again", "")?;
+            }
             return start(args, readiness);
         }
         let state = Cluster::load(&args.config)?.server(args.id)?.state.clone();
         // What was to start an earlier one again is not to come between.
-        if matches!(state::holder(&state), Ok(Some(Holder::Nobody))) {
+        if !readiness.is_anew() && matches!(state::holder(&state), Ok(Some(Holder::Nobody))) {
             keeper::dismiss(&state).explain(state.display(), "")?;
         }
         match args.restart {
-            true => keeper::run(&state, readiness),
+            true => keeper::run(&state, &starts(args)?, readiness),
             false => start(args, readiness),
         }
+    })
+}
+
+/// How a keeper starts it. What took the records over once is not to do so again: by then another
+/// server may have been told to.
+fn starts(args: &ServerArgs) -> Result<Starts, Failure> {
+    let config = std::path::absolute(&args.config).explain(args.config.display(), "")?;
+    let args_of_each = [
+        "server".into(),
+        "--config".into(),
+        config.into_os_string(),
+        "--id".into(),
+        args.id.to_string().into(),
+        "--detach".into(),
+        "--detached".into(),
+        "--restart".into(),
+    ];
+    Ok(Starts {
+        args: args_of_each.into(),
+        once: args
+            .take_over
+            .then(|| "--take-over".into())
+            .into_iter()
+            .collect(),
     })
 }
 
@@ -124,6 +151,7 @@ fn start(args: &ServerArgs, readiness: &mut Readiness) -> Result<Exit, Failure> 
         server,
         key,
         config,
+        kept: args.kept,
     };
     start_planned(plan, &front, args.detached, readiness)
 }
@@ -176,6 +204,8 @@ struct Network {
     /// Where the cluster's file is.
     config: PathBuf,
     again: Arc<Again>,
+    /// Who keeps it.
+    kept: Option<i32>,
 }
 
 impl Front for Network {
@@ -194,7 +224,12 @@ impl Front for Network {
             "--config".into(),
             self.config.clone().into(),
         ];
-        Some(args.into_iter().chain(["--id".into(), id.into()]).collect())
+        let kept = self.kept.map(|keeper| {
+            let keeper = keeper.to_string().into();
+            ["--restart".into(), "--kept".into(), keeper]
+        });
+        let args = args.into_iter().chain(["--id".into(), id.into()]);
+        Some(args.chain(kept.into_iter().flatten()).collect())
     }
 
     fn again(&self) -> Option<&Arc<Again>> {

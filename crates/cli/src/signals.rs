@@ -125,13 +125,21 @@ pub fn ignore_user_signals() -> io::Result<()> {
     Ok(())
 }
 
-/// Signals that end a process end this one: whoever started it may have held them back.
-pub fn hold_none_back() -> io::Result<()> {
+/// Signals that end a process end this one, whatever whoever started it has made of them: all but
+/// SIGHUP, which means nothing here and stays what it is for processes that this one starts.
+pub fn only_hold_back_hangup() -> io::Result<()> {
+    for signal in [libc::SIGTERM, libc::SIGINT] {
+        // SAFETY: the signal numbers are valid, and no code is to run on them.
+        if unsafe { libc::signal(signal, libc::SIG_DFL) } == libc::SIG_ERR {
+            return Err(io::Error::last_os_error());
+        }
+    }
     // SAFETY: as below.
     unsafe {
-        let mut none = std::mem::zeroed::<libc::sigset_t>();
-        libc::sigemptyset(&mut none);
-        match libc::pthread_sigmask(libc::SIG_SETMASK, &none, std::ptr::null_mut()) {
+        let mut hangup = std::mem::zeroed::<libc::sigset_t>();
+        libc::sigemptyset(&mut hangup);
+        libc::sigaddset(&mut hangup, libc::SIGHUP);
+        match libc::pthread_sigmask(libc::SIG_SETMASK, &hangup, std::ptr::null_mut()) {
             0 => Ok(()),
             error => Err(io::Error::from_raw_os_error(error)),
         }

@@ -11,10 +11,11 @@ use super::plan::Plan;
 use super::run::{for_each, shown};
 use crate::cluster::config::Server;
 use crate::control::{AskError, Daemon};
-use crate::exit::{Exit, Failure};
+use crate::exit::{Exit, Explain, Failure};
 use crate::out;
 use crate::state::{self, Holder};
 use crate::status::name_of;
+use crate::up::keeper;
 
 /// A question, or the end of a server that stands by, takes no longer.
 const LIMIT: Duration = Duration::from_secs(60);
@@ -100,10 +101,13 @@ pub fn stop<'a>(plan: &'a Plan, no_drain: bool) -> Result<(Servers<'a>, usize), 
             )),
         };
     }
-    let ended = for_each(&standbys, |one| order(plan, one, "--end-standby"));
+    // One that has died may be about to be started again, and would lead.
+    let ends: Servers<'_> = standbys.into_iter().chain(those(Standing::Down)).collect();
+    let ended = for_each(&ends, |one| order(plan, one, "--end-standby"));
     let mut failed = 0;
     for said in ended {
         match said {
+            Ok(line) if line.ends_with(Standing::Down.word()) => {}
             Ok(line) => out::print(&format!("{line}\n")),
             Err(line) => {
                 failed += 1;
@@ -179,8 +183,13 @@ fn order(plan: &Plan, (server, host): &(&Server, &str), what: &str) -> Result<St
 /// # Errors
 /// It leads, or does not end.
 pub fn end_here(state: &Path) -> Result<String, Failure> {
+    let was_kept = keeper::dismiss(state).explain(state.display(), "")?;
     let Some(daemon) = at(state)? else {
-        return Ok(Standing::Down.word().into());
+        let word = Standing::Down.word();
+        return Ok(match was_kept {
+            true => format!("{}: {word}, and is not started again", state.display()),
+            false => word.into(),
+        });
     };
     let bits = status(&daemon)?;
     let name = name_of(&bits);

@@ -221,6 +221,12 @@ fn start<'a>(
         });
         begun.servers.extend(may_run(&servers, &done));
         all_of(done)?;
+        let starting = |server: &Server| !found.iter().any(|one| one.serving.contains(&server.id));
+        let servers = plan
+            .servers(|server| server.metadata == metadata && runs(server.id) && starting(server));
+        all_of(for_each(&servers, |(server, host)| {
+            await_server(plan, (server, host), limit)
+        }))?;
     }
     let mounts: Vec<&str> = plan
         .nodes
@@ -265,6 +271,33 @@ fn start_server(
     let is_there = |found: &Found| found.serving.contains(&server.id);
     let what = format!("server-{}", server.id);
     bring_up(plan, (host, &what), words, args.timeout, is_there)
+}
+
+/// Waits for a server that is starting already.
+fn await_server(
+    plan: &Plan,
+    (server, host): (&Server, &str),
+    limit: Duration,
+) -> Result<(), NotUp> {
+    let Some(node) = plan.nodes.iter().find(|node| node.host == host) else {
+        return Err(NotUp::refused(format!("{host}: no node of the cluster")));
+    };
+    let print =
+        fingerprint(&plan.config).map_err(|error| NotUp::refused(crate::exit::reason(&error)))?;
+    let begun = Instant::now();
+    while begun.elapsed() < limit && !plan.runner.is_interrupted() {
+        let found = look_at(plan, &plan.runner, node, &print, LOOK_LIMIT)
+            .map_err(|why| NotUp::refused(format!("{host}: {why}")))?;
+        if found.serving.contains(&server.id) {
+            return Ok(());
+        }
+        std::thread::sleep(LOOK_AGAIN);
+    }
+    Err(NotUp::refused(format!(
+        "{host}: server {} is starting, and does not serve in time; see {}",
+        server.id,
+        server.state.join(crate::state::LOG).display()
+    )))
 }
 
 fn start_mount(plan: &Plan, host: &str, limit: Duration) -> Result<(), NotUp> {
@@ -361,30 +394,12 @@ fn undo(plan: &Plan, begun: &Begun<'_>) -> Vec<String> {
             .filter(|(server, _)| server.metadata == metadata)
             .collect();
         let done = for_each(&servers, |(server, host)| {
-            if !still_runs(plan, &runner, server, host)? {
-                return Ok(());
-            }
+            // Also one that does not run: something may be about to start it again.
             down(plan, &runner, (server, host), &[], UNDO_LIMIT).map(drop)
         });
         failed.extend(done.into_iter().filter_map(Result::err));
     }
     failed
-}
-
-fn still_runs(plan: &Plan, runner: &Runner, server: &Server, host: &str) -> Result<bool, String> {
-    let node = Node {
-        host: host.into(),
-        servers: vec![server.id],
-        has_mount: false,
-    };
-    let print = fingerprint(&plan.config).map_err(|error| crate::exit::reason(&error))?;
-    let found = look_at(plan, runner, &node, &print, LOOK_LIMIT);
-    match found {
-        Ok(found) => Ok(found.running.contains(&server.id)),
-        // It may not be startable, and so does not run.
-        Err(why) if why == "no answer in time" => Err(format!("{host}: {why}")),
-        Err(_) => Ok(false),
-    }
 }
 
 #[cfg(test)]

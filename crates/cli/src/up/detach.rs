@@ -150,6 +150,11 @@ impl Readiness {
         })
     }
 
+    /// Whether the process has started itself anew.
+    pub fn is_anew(&self) -> bool {
+        self.is_anew
+    }
+
     /// Whether [`Readiness::announce`] has been called.
     pub fn is_announced(&self) -> bool {
         self.announced

@@ -25,6 +25,10 @@ fn keeper_of(job: &Job, node: usize) -> String {
     fs::read_to_string(file).expect("keeper").trim().to_string()
 }
 
+fn gone(job: &Job, node: usize, pid: &str) -> bool {
+    job.on(node, &["kill", "-0", pid]).code != 0
+}
+
 fn kill(job: &Job, node: usize, pid: &str) {
     job.on(node, &["kill", "-KILL", pid]).ok();
 }
@@ -74,10 +78,7 @@ fn command_server_restart_what_was_stopped_stays_stopped() {
     job.cluster("start", ON, &[]).ok();
     // In order: it stays so, and what would start it again ends.
     ask(&job, "down", 1).ok();
-    let gone = |node: usize, pid: &str| {
-        let there = job.on(node, &["kill", "-0", pid]).code == 0;
-        !there
-    };
+    let gone = |node: usize, pid: &str| gone(&job, node, pid);
     wait_until("the keeper has ended", || gone(1, &keeper_of(&job, 1)));
     assert_eq!(ask(&job, "status", 1).code, 1);
     job.cluster("start", ON, &[]).ok();
@@ -113,6 +114,37 @@ fn command_server_restart_what_was_stopped_stays_stopped() {
     wait_until("the keeper has ended", || gone(1, &keeper_of(&job, 1)));
     ask(&job, "status", 1).ok();
     assert_eq!(job.pid_of(1), server);
+    job.cluster("stop", ON, &[]).ok();
+    assert!(job.is_quiet());
+}
+
+#[test]
+fn command_server_restart_one_that_starts_itself_anew_is_kept_as_before() {
+    if needs_nodes() {
+        return;
+    }
+    let job = Job::new(2);
+    job.cluster("start", ON, &[]).ok();
+    let file = job.in_mount("f");
+    job.on(1, &["sh", "-c", "echo kept >\"$0\"; sync \"$0\"", &file])
+        .ok();
+    ask(&job, "down", 1).ok();
+    let (keeper, before) = (keeper_of(&job, 0), job.pid_of(0));
+    kill(&job, 0, &before);
+    // It waits for the data server that is away, and goes on without.
+    wait_until("it serves without the other", || {
+        job.pid_of(0) != before && ask(&job, "status", 0).code == 0
+    });
+    job.cluster("start", ON, &[]).ok();
+    let log = state_of(&job, 0).join("forebay.log");
+    wait_until("it has started anew", || {
+        fs::read_to_string(&log).is_ok_and(|log| log.contains("this server starts anew"))
+            && ask(&job, "status", 0).code == 0
+    });
+    assert_eq!(job.on(0, &["cat", &file]).ok().stdout, "kept\n");
+    assert!(!gone(&job, 0, &keeper) && keeper_of(&job, 0) == keeper);
+    kill(&job, 0, &job.pid_of(0));
+    assert_eq!(job.on(0, &["cat", &file]).ok().stdout, "kept\n");
     job.cluster("stop", ON, &[]).ok();
     assert!(job.is_quiet());
 }
