@@ -147,6 +147,9 @@ impl Server {
                 let near = rooms.files.near(peer, cred.process);
                 let (opened, descriptor) = rooms.files.open(ino, flags, near)?;
                 rooms.plan.note_opened(opened.handle, flags, &cred);
+                if flags.writes() {
+                    rooms.files.is_written_by(opened.handle, cred.process);
+                }
                 Reply {
                     response: Response::Opened(opened),
                     descriptor,

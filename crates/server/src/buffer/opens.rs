@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use forebay_tiers::{ObjectStat, WriteBehind};
-use forebay_types::{Dirent, Errno, Generation, Handle, Ino, ObjectId, OpenFlags};
+use forebay_types::{Dirent, Errno, Generation, Handle, Ino, ObjectId, OpenFlags, Process};
 use parking_lot::{Condvar, Mutex, MutexGuard, RwLock};
 
 use crate::buffer::blocks::Blocks;
@@ -78,6 +78,8 @@ pub struct OpenFile {
     pub before: Mutex<Option<Before>>,
     /// Written, truncated or given times through requests since it was opened.
     pub touched: AtomicBool,
+    /// Who opened it for writing last: where the file is to lie if it comes from the PFS for that.
+    pub writer: Mutex<Option<Process>>,
     /// An fsync was asked for.
     pub fsynced: AtomicBool,
     /// Hash of the series that the file was created or opened as a member of; 0 until that is
@@ -125,6 +127,7 @@ impl OpenFile {
             borrowed: AtomicBool::new(false),
             before: Mutex::new(None),
             touched: AtomicBool::new(false),
+            writer: Mutex::new(None),
             fsynced: AtomicBool::new(false),
             series: AtomicU64::new(0),
             predicted_bytes: AtomicU64::new(0),

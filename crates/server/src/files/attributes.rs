@@ -378,7 +378,8 @@ impl Files {
         let way = self.way_in(&plain, &stat, size == 0);
         if way != FirstChange::InPlaceOnPfs {
             let empty = way == FirstChange::FreshObject;
-            match self.bring_in(&plain.parent, &plain.name, Some(plain.id), empty, &|_| ()) {
+            let whose = (Some(plain.id), Some(cred.process));
+            match self.bring_in(&plain.parent, &plain.name, whose, empty, &|_| ()) {
                 // The kernel looks its name up again, and comes back.
                 Err(failure) if is_overtaken(failure.errno()) => {
                     return Err(failure.with_errno(Errno::ESTALE));

@@ -8,7 +8,7 @@ use std::sync::atomic::Ordering;
 use forebay_namespace::{File, Node, PlainNode, ctime_after};
 use forebay_policy::placement::{ChangeLimits, FirstChange, first_change};
 use forebay_tiers::{FileObject, ObjectStat, TierKind};
-use forebay_types::{Attr, Errno};
+use forebay_types::{Attr, Errno, Handle, Process};
 
 use crate::base::failure::Failure;
 use crate::buffer::onpfs::PfsOpens;
@@ -116,7 +116,7 @@ impl Files {
                 }
                 // It may have been renamed since.
                 Ok(Node::Plain(now)) if now.id == node.id && self.ns.stat_plain(&now).is_ok() => {
-                    match self.first_change(&now, file, truncates) {
+                    match self.first_change(&now, file, truncates, *open.writer.lock()) {
                         Err(failure) if is_overtaken(failure.errno()) && tries < TRIES => {}
                         // It comes in and leaves again and again: beside a record it must not be
                         // changed.
@@ -154,11 +154,20 @@ impl Files {
         Ok(Target::Buffer { file, object, tier })
     }
 
+    /// Who opens a file for writing: a file that comes from the PFS for that comes to that node.
+    pub fn is_written_by(&self, handle: Handle, process: Process) {
+        // A handle that is closed already writes nothing.
+        if let Ok((open, _)) = self.buffer.opens().file(handle) {
+            *open.writer.lock() = Some(process);
+        }
+    }
+
     pub(super) fn first_change(
         &self,
         node: &Arc<PlainNode>,
         file: &FileObject,
         truncates: bool,
+        writer: Option<Process>,
     ) -> Result<Target, Failure> {
         let stat = self.ns.pfs().stat_file(file.file())?;
         let way = self.way_in(node, &stat, truncates);
@@ -166,8 +175,9 @@ impl Files {
             return write_in_place(self.buffer.opens().on_pfs(), node, file);
         }
         let empty = way == FirstChange::FreshObject;
+        let whose = (Some(node.id), writer);
         let (file, object, tier) =
-            self.bring_in(&node.parent, &node.name, Some(node.id), empty, &|_| ())?;
+            self.bring_in(&node.parent, &node.name, whose, empty, &|_| ())?;
         self.catalog.apps().opened_for_write(file.object);
         Ok(Target::Buffer { file, object, tier })
     }

@@ -477,7 +477,9 @@ mod tests {
         rooms.files.release(handle).expect("close");
         let root = rooms.base.ns().resolve(b"in").expect("there").0;
         for name in [b"i", b"a"] {
-            let brought = rooms.files.bring_in(&root, name, None, false, &|_| ());
+            let brought = rooms
+                .files
+                .bring_in(&root, name, (None, None), false, &|_| ());
             assert_eq!(answer(brought.map(drop)), Err(Errno::EMLINK));
         }
         // Nothing is made where the PFS takes nothing.

@@ -59,7 +59,8 @@ impl Files {
                 if self.way_into_room(&path, &stat, false) == FirstChange::InPlaceOnPfs {
                     return Ok(());
                 }
-                let (file, ..) = self.bring_in(&dir, &link.name, Some(node.id), false, &|_| ())?;
+                let (file, ..) =
+                    self.bring_in(&dir, &link.name, (Some(node.id), None), false, &|_| ())?;
                 file
             }
         };

@@ -7,7 +7,7 @@ use forebay_policy::durability::Durability;
 use forebay_policy::limits::Owners;
 use forebay_policy::placement::NewFile;
 use forebay_tiers::{CopyControl, FileObject, Identity, Object, ParentKey, PfsId, TierKind, copy};
-use forebay_types::{Errno, Generation, ObjectId, SetTime, TierId, failpoint};
+use forebay_types::{Errno, Generation, ObjectId, Process, SetTime, TierId, failpoint};
 
 use crate::base::failure::Failure;
 use crate::buffer::holders::is_out_of_reach;
@@ -26,12 +26,13 @@ impl Files {
     /// whole.
     ///
     /// `id`: the file that it has to be, for whoever acts for a user who has opened, or may write,
-    /// just that one; `ESTALE` where another one has its name.
+    /// just that one; `ESTALE` where another one has its name. Beside it who writes the file, on
+    /// whose node it is to lie.
     pub fn bring_in(
         &self,
         dir: &Arc<Dir>,
         name: &[u8],
-        id: Option<PfsId>,
+        (id, writer): (Option<PfsId>, Option<Process>),
         empty: bool,
         moved: &(dyn Fn(u64) + Sync),
     ) -> Result<BroughtIn, Failure> {
@@ -52,7 +53,7 @@ impl Files {
             return Err(Errno::EMLINK.into());
         }
         let bytes = if empty { 0 } else { stat.size };
-        let tier = self.tier_to_come_in(&path, bytes, empty)?;
+        let tier = self.tier_to_come_in((&path, writer), bytes, empty)?;
         // Without a record it is no file to a start: the PFS has it.
         let object_id = self.new_id()?.object();
         self.buffer.arrive(object_id, tier, 0, empty);
@@ -105,13 +106,18 @@ impl Files {
         Ok((file, object, tier))
     }
 
-    fn tier_to_come_in(&self, path: &[u8], bytes: u64, empty: bool) -> Result<TierId, Failure> {
+    fn tier_to_come_in(
+        &self,
+        (path, writer): (&[u8], Option<Process>),
+        bytes: u64,
+        empty: bool,
+    ) -> Result<TierId, Failure> {
         let new = NewFile {
             predicted_bytes: Some(bytes),
             durability: self.catalog.durability_of(path),
             series_fsyncs: false,
         };
-        let origin = self.origin(None, path);
+        let origin = self.origin(writer, path);
         match empty {
             true => self.place_new(origin, &new),
             // A copy that is not needed yet waits for nobody's space.
@@ -300,7 +306,7 @@ mod tests {
         for empty in [false, true] {
             let brought = rooms
                 .files
-                .bring_in(ns.root(), b"f", Some(mine), empty, &|_| ());
+                .bring_in(ns.root(), b"f", (Some(mine), None), empty, &|_| ());
             assert_eq!(answer(brought.map(drop)), Err(Errno::ESTALE));
         }
         assert!(ns.lookup(Ino::ROOT, b"f").expect("there").file.is_none());
@@ -313,9 +319,10 @@ mod tests {
         let lab = Lab::new();
         let rooms = lab.rooms();
         std::fs::write(lab.pfs("f"), b"theirs").expect("write");
-        let brought = rooms
-            .files
-            .bring_in(rooms.base.ns().root(), b"f", None, false, &|_| ());
+        let brought =
+            rooms
+                .files
+                .bring_in(rooms.base.ns().root(), b"f", (None, None), false, &|_| ());
         let (file, _, _) = brought.map_err(|errno| errno.to_string()).expect("in");
         let changed = std::fs::metadata(lab.pfs("f")).expect("stat");
         let changed = Duration::new(changed.ctime() as u64, changed.ctime_nsec() as u32);

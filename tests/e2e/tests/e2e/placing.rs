@@ -123,3 +123,34 @@ fn bad_input_a_rule_that_names_no_server_that_holds_data_is_refused() {
     let rack = refused("racks = [\"r9\"]");
     assert!(rack.contains("no server has rack = \"r9\""), "{rack}");
 }
+
+#[test]
+fn promise_2_a_file_that_only_the_pfs_has_lies_where_it_is_written_again() {
+    if needs_nodes() {
+        return;
+    }
+    let fleet = Fleet::of_data_servers(3, RULES);
+    for n in 0..6 {
+        write_file(&fleet.mnt(1, format!("{n}")), pattern(n, 64 << 10));
+    }
+    let all = fleet.mnt(1, "");
+    for order in [&["stage-out", "--wait"][..], &["release"]] {
+        let words = order.iter().map(std::ffi::OsStr::new);
+        let words = words.chain([all.as_os_str()]);
+        fleet.run(1, &words.collect::<Vec<_>>()).ok();
+    }
+    for (n, node) in [1, 2, 3, 1, 2, 3].into_iter().enumerate() {
+        let name = format!("{n}");
+        assert_eq!(server(&fleet, &name), None, "it has left");
+        let path = fleet.mnt(node, &name);
+        match n < 3 {
+            // All of it, or a part.
+            true => write_file(&path, pattern(10 + n as u64, MIB)),
+            false => {
+                let file = fs::OpenOptions::new().append(true).open(path);
+                std::io::Write::write_all(&mut file.expect("open"), b"more").expect("write");
+            }
+        }
+        assert_eq!(server(&fleet, &name), Some(node as u16 + 1), "{name}");
+    }
+}

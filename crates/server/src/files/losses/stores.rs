@@ -161,9 +161,10 @@ mod tests {
         assert_eq!(id.ino, lab.pfs("f").metadata().expect("stat").ino());
         assert!(lost.of_pfs(id.into()).is_some());
         // It comes back as another file of the burst buffer.
-        let brought = rooms
-            .files
-            .bring_in(rooms.base.ns().root(), b"f", None, false, &|_| ());
+        let brought =
+            rooms
+                .files
+                .bring_in(rooms.base.ns().root(), b"f", (None, None), false, &|_| ());
         let (again, ..) = brought.map_err(|failure| failure.errno()).expect("in");
         assert!(lost.of_file(&again).is_some());
         rooms.buffer.evict(&again).expect("clean");
@@ -200,9 +201,10 @@ mod tests {
         drain(rooms);
         rooms.buffer.evict(&file).expect("clean");
         drop(file);
-        let brought = rooms
-            .files
-            .bring_in(rooms.base.ns().root(), b"f", None, false, &|_| ());
+        let brought =
+            rooms
+                .files
+                .bring_in(rooms.base.ns().root(), b"f", (None, None), false, &|_| ());
         let (again, ..) = brought.map_err(|failure| failure.errno()).expect("in");
         let flags = OpenFlags(libc::O_RDWR as u32);
         let (opened, _) = rooms.files.open(again.ino, flags, None).expect("open");
@@ -249,7 +251,11 @@ mod tests {
         };
         beside(evict, || {
             for round in 0..200 {
-                drop(rooms.files.bring_in(root, b"f", None, false, &|_| ()));
+                drop(
+                    rooms
+                        .files
+                        .bring_in(root, b"f", (None, None), false, &|_| ()),
+                );
                 rooms.files.look_after_losses(round);
                 assert_eq!(rooms.files.unflushed(), [b"f"], "round {round}");
             }

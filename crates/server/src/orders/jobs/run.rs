@@ -258,7 +258,7 @@ fn stage_in(
     }
     let (file, ..) = orders
         .files
-        .bring_in(&visited.dir, &visited.name, None, false, moved)
+        .bring_in(&visited.dir, &visited.name, (None, None), false, moved)
         .map_err(|failure| match failure.errno() {
             Errno::ENOSPC => failure.about(
                 "no room in the burst buffer: everything there is in use or not drained yet",
