@@ -56,6 +56,7 @@ mod sentences;
 mod space;
 mod squash;
 mod standby;
+mod status_schema;
 mod stopping;
 mod stores;
 mod thin_flash;
