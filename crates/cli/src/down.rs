@@ -14,7 +14,7 @@ use crate::control::{AskError, Daemon, failure_line, files_and_bytes};
 use crate::dead::{in_memory_bytes, not_running};
 use crate::ended::{self, is_drained};
 use crate::exit::{Exit, Explain, Failure};
-use crate::instance::named_state;
+use crate::instance::state_or_only;
 use crate::mounts;
 use crate::mounts::{in_mount, shown};
 use crate::movement::{NAMED_MAX, name_left};
@@ -67,7 +67,7 @@ const NAMING_LIMIT: Duration = Duration::from_secs(10);
     )
 )]
 pub struct DownArgs {
-    /// State folder of the burst buffer (or FOREBAY_STATE)
+    /// State folder of the burst buffer; without it (and FOREBAY_STATE) the only one mounted here
     #[arg(long, value_name = "DIR")]
     state: Option<PathBuf>,
     /// First copy everything to the PFS
@@ -95,8 +95,7 @@ enum End {
 
 /// Runs the command.
 pub fn run(args: &DownArgs) -> Result<Exit, Failure> {
-    let state = named_state(args.state.as_deref())?
-        .ok_or_else(|| Failure::fatal("down: which burst buffer? give --state DIR"))?;
+    let state = state_or_only(args.state.as_deref())?;
     let Some(daemon) = Daemon::try_connect(&state)? else {
         return Err(stays_down(&state)?);
     };

@@ -123,6 +123,11 @@ pub fn render(bits: &StatusBits) -> String {
 
 /// The same, without columns that say less where a terminal has no room for them.
 pub fn render_within(bits: &StatusBits, room: Option<usize>) -> String {
+    render_live(bits, room, None)
+}
+
+/// The same, with the bytes/s that are being written, which takes two looks.
+pub fn render_live(bits: &StatusBits, room: Option<usize>, written: Option<f64>) -> String {
     if let Some(data) = &bits.data_server {
         return render_data_server(bits, data);
     }
@@ -155,12 +160,13 @@ pub fn render_within(bits: &StatusBits, room: Option<usize>) -> String {
     let _ = writeln!(page, "\nundrained  {}", undrained_line(bits));
     let _ = writeln!(
         page,
-        "period     {} written of {} expected",
+        "period     {} written of {} expected{}",
         format_size(bits.dwsf_bytes),
         match bits.dwpp_bytes {
             0 => "an unknown amount".into(),
             bytes => format_size(bytes),
-        }
+        },
+        written.map_or_else(String::new, |now| format!("; now {} written", rate(now)))
     );
     let _ = writeln!(
         page,

@@ -37,6 +37,7 @@ mod nodes;
 mod one_tree;
 mod oversubscription;
 mod pages;
+mod papercuts;
 mod placing;
 mod posix_attributes;
 mod posix_data;
