@@ -317,7 +317,7 @@ impl<'a> Wait<'a> {
                 progress.say(&line);
             }
             progress.show(&Amount {
-                done: self.most_bytes - bits.dirty_bytes,
+                done: drained_bytes(self.most_bytes, &bits),
                 total: self.most_bytes,
                 detail: match bits.open_files {
                     0 => format!("{} queued", files(bits.drain_queued_files)),
@@ -590,6 +590,14 @@ fn undrained_paths(daemon: &Daemon) -> Vec<Vec<u8>> {
     paths
 }
 
+/// Of so much, what is on the PFS: files that are whole there, and the begin of those under way.
+fn drained_bytes(most: u64, bits: &StatusBits) -> u64 {
+    let begun: u64 = bits.copies.iter().map(|copy| copy.copied_bytes).sum();
+    // A copy may begin anew, and of a file that was cut there is less to copy.
+    let left = bits.dirty_bytes.saturating_sub(begun);
+    most.saturating_sub(left)
+}
+
 #[cfg(test)]
 mod tests {
     use forebay_types::Errno;
@@ -613,6 +621,24 @@ mod tests {
             drain_queued_files: bytes.min(2),
             ..StatusBits::default()
         }
+    }
+
+    #[test]
+    fn the_drain_moves_within_a_large_file() {
+        let copy = |copied_bytes| forebay_wire::control::CopyStatus {
+            path: b"big".to_vec(),
+            bytes: 80,
+            copied_bytes,
+        };
+        let mut bits = StatusBits {
+            dirty_bytes: 100,
+            ..StatusBits::default()
+        };
+        assert_eq!(drained_bytes(120, &bits), 20);
+        bits.copies = vec![copy(30), copy(10)];
+        assert_eq!(drained_bytes(120, &bits), 60);
+        bits.copies = vec![copy(300)];
+        assert_eq!(drained_bytes(120, &bits), 120);
     }
 
     #[test]

@@ -79,7 +79,18 @@ fn columns(rows: &[Row]) -> String {
     let facts = facts.map(|(name, value)| format!("{} {}", heading(name), cell(name, value)));
     let mut text = lines(rows, &differ);
     text.push_str("\nin all rows: ");
-    text.push_str(&facts.collect::<Vec<_>>().join("; "));
+    let mut used = "in all rows: ".len();
+    for (at, fact) in facts.enumerate() {
+        let length = fact.chars().count() + "; ".len();
+        if at > 0 {
+            text.push(';');
+            let is_long = used + length > LINE_MOST;
+            text.push(if is_long { '\n' } else { ' ' });
+            used = if is_long { 0 } else { used };
+        }
+        used += length;
+        text.push_str(&fact);
+    }
     text.push('\n');
     text
 }

@@ -127,4 +127,13 @@ fn what_is_the_same_in_all_rows_of_a_wide_table_stands_below() {
          mean throughput with another long name 3.000 GB/s"
     );
     assert!(lines.iter().take(4).all(|line| line.len() < 140), "{text}");
+    let mut wide = report;
+    for row in &mut wide.rows {
+        for seed in 0..30 {
+            row.0.push((format!("value_{seed}").into(), "same".into()));
+        }
+    }
+    let text = table(&wide);
+    assert!(text.lines().all(|line| line.len() <= 140), "{text}");
+    assert_eq!(text.matches("same").count(), 30, "{text}");
 }
