@@ -158,16 +158,7 @@ pub fn render_live(bits: &StatusBits, room: Option<usize>, written: Option<f64>)
     page.push_str(&second_copies(bits));
     page.push_str(&warnings(bits));
     let _ = writeln!(page, "\nundrained  {}", undrained_line(bits));
-    let _ = writeln!(
-        page,
-        "period     {} written of {} expected{}",
-        format_size(bits.dwsf_bytes),
-        match bits.dwpp_bytes {
-            0 => "an unknown amount".into(),
-            bytes => format_size(bytes),
-        },
-        written.map_or_else(String::new, |now| format!("; now {} written", rate(now)))
-    );
+    let _ = writeln!(page, "period     {}", period_line(bits, written));
     let _ = writeln!(
         page,
         "plan       {}, placement {}: {}",
@@ -200,6 +191,18 @@ pub fn render_live(bits: &StatusBits, room: Option<usize>, written: Option<f64>)
         page.push_str(&part);
     }
     page
+}
+
+fn period_line(bits: &StatusBits, written: Option<f64>) -> String {
+    let expected = match bits.dwpp_bytes {
+        0 => "an unknown amount".into(),
+        bytes => format_size(bytes),
+    };
+    let now = written.map_or_else(String::new, |now| format!("; now {} written", rate(now)));
+    format!(
+        "{} written of {expected} expected{now}",
+        format_size(bits.dwsf_bytes)
+    )
 }
 
 /// What has no second copy though one was promised.

@@ -1,7 +1,7 @@
 //! Other burst buffers of this machine in front of the same files of the PFS.
 //!
-//! Found as `forebay status` finds them: by the mount table, and by asking who serves there. Nothing
-//! is written to the PFS for it, so those of other machines are not found.
+//! Found as `forebay status` finds them: by the mount table, and by asking who serves there.
+//! Nothing is written to the PFS for it, so those of other machines are not found.
 
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
