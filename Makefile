@@ -3,7 +3,7 @@
 CARGO ?= cargo
 BIN := target/release/forebay
 
-.PHONY: all build run test test-python test-python-torch wheel test-posix test-web test-slurm test-package test-users package site soak check lint deny bench bench-compare bench-baseline nightly release clean help setup-build setup-run setup-test setup-posix
+.PHONY: all build run test test-python test-python-torch wheel test-posix pictures test-web test-slurm test-package test-users package site soak check lint deny bench bench-compare bench-baseline nightly release clean help setup-build setup-run setup-test setup-posix
 
 help: ## what there is to make
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 16
@@ -39,6 +39,11 @@ test-web: setup-build setup-run ## the page in a browser, metrics and alerts wit
 	scripts/setup.sh web
 	$(CARGO) build --release --locked -p forebay
 	python3 tests/web/main.py --forebay $(BIN)
+
+pictures: setup-build setup-run ## the README's pictures from a real run: the page, `top`, a figure of the report (6 minutes, as root)
+	scripts/setup.sh web
+	$(CARGO) build --release --locked -p forebay
+	python3 scripts/pictures.py --forebay $(BIN)
 
 test-slurm: setup-build ## Slurm's plugin in a Slurm of its own: staging, rights, bad directives, kills, a full and a hanging PFS (about 5 minutes; [ONLY=words])
 	scripts/setup.sh slurm

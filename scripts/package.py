@@ -21,7 +21,7 @@ import release
 from machine import Failure, ROOT, run
 
 PACKAGING = ROOT / "packaging"
-PAPERS = ("README.md", "CHANGELOG.md", "docs/operations.md", "docs/semantics.md", "docs/metrics.md", "docs/design.md", "docs/glossary.md")
+PAPERS = ("README.md", "CHANGELOG.md", "docs/operations.md", "docs/status.schema.json", "docs/semantics.md", "docs/metrics.md", "docs/design.md", "docs/glossary.md")
 INTEGRATIONS = ("slurm", "prometheus", "grafana")
 SCRIPTS = ("preinst", "postinst", "prerm", "postrm")
 # Nobody is asked there: for packages that stay with who made them.

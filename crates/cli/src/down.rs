@@ -14,7 +14,7 @@ use crate::control::{AskError, Daemon, failure_line, files_and_bytes};
 use crate::dead::{in_memory_bytes, not_running};
 use crate::ended::{self, is_drained};
 use crate::exit::{Exit, Explain, Failure};
-use crate::instance::named_state;
+use crate::instance::state_or_only;
 use crate::mounts;
 use crate::mounts::{in_mount, shown};
 use crate::movement::{NAMED_MAX, name_left};
@@ -67,7 +67,7 @@ const NAMING_LIMIT: Duration = Duration::from_secs(10);
     )
 )]
 pub struct DownArgs {
-    /// State folder of the burst buffer (or FOREBAY_STATE)
+    /// State folder of the burst buffer; without it (and FOREBAY_STATE) the only one mounted here
     #[arg(long, value_name = "DIR")]
     state: Option<PathBuf>,
     /// First copy everything to the PFS
@@ -95,15 +95,9 @@ enum End {
 
 /// Runs the command.
 pub fn run(args: &DownArgs) -> Result<Exit, Failure> {
-    let state = named_state(args.state.as_deref())?
-        .ok_or_else(|| Failure::fatal("down: which burst buffer? give --state DIR"))?;
-    let found = running(args, &state)?;
-    // A server that dies while it stops is not to come back, nor one that has died.
-    let was_kept = keeper::dismiss(&state).explain(state.display(), "")?;
-    // One that was being started may serve by now.
-    let found = found.map_or_else(|| Daemon::try_connect(&state), |daemon| Ok(Some(daemon)))?;
-    let Some(daemon) = found else {
-        return Err(stays_down(&state, was_kept));
+    let state = state_or_only(args.state.as_deref())?;
+    let Some(daemon) = running(args, &state)? else {
+        return Err(not_running(&state));
     };
     let starter = Starter::of(&state);
     if let Starter::Mount(point) = &starter {
@@ -135,6 +129,8 @@ pub fn run(args: &DownArgs) -> Result<Exit, Failure> {
     let timeout_ms = args.timeout.map_or(0, |t| {
         u64::try_from(t.as_millis()).unwrap_or(u64::MAX).max(1)
     });
+    // A server that dies while it stops is not to come back.
+    let was_kept = stays_down(&state)?;
     daemon.shutdown(args.drain, timeout_ms).map_err(fail)?;
     let mut wait = Wait::new(args, &state, starter, before);
     let end = wait.follow(&daemon, &signals)?;
@@ -159,23 +155,37 @@ pub fn run(args: &DownArgs) -> Result<Exit, Failure> {
     })
 }
 
-/// The server. One that has died and is about to be started again is waited for where it is to be
-/// drained.
+/// The server, if it is to be stopped. One that has died and is about to be started again is waited
+/// for where it is to be drained, and else stays down.
 fn running(args: &DownArgs, state: &Path) -> Result<Option<Daemon>, Failure> {
-    match Daemon::try_connect(state)? {
-        None if args.drain => keeper::await_server(state),
-        found => Ok(found),
+    if let Some(daemon) = Daemon::try_connect(state)? {
+        return Ok(Some(daemon));
     }
+    if args.drain
+        && let Some(daemon) = keeper::await_server(state)?
+    {
+        return Ok(Some(daemon));
+    }
+    if !stays_down(state)? {
+        return Ok(None);
+    }
+    // It may have begun to serve just now.
+    if let Some(daemon) = Daemon::try_connect(state)? {
+        return Ok(Some(daemon));
+    }
+    let mut failure = not_running(state);
+    let line = "; it was to be started again by itself, and is not now";
+    failure.message.push_str(line);
+    Err(failure)
 }
 
-/// Of a server that does not run, and that something was about to start again, or not.
-fn stays_down(state: &Path, was_kept: bool) -> Failure {
-    let mut failure = not_running(state);
-    if was_kept {
-        let line = "; it was to be started again by itself, and is not now";
-        failure.message.push_str(line);
+/// From now on nothing starts the server again; whether something would have.
+fn stays_down(state: &Path) -> Result<bool, Failure> {
+    match keeper::dismiss(state) {
+        // The server does not stop for this user either, and says so.
+        Err(error) if error.kind() == std::io::ErrorKind::PermissionDenied => Ok(false),
+        done => done.explain(state.display(), ""),
     }
-    failure
 }
 
 /// Ids of the metadata servers that take over from server `id`, where they run.
@@ -237,6 +247,7 @@ fn end_plain(
     how: &str,
 ) -> Result<Exit, Failure> {
     let signals = Signals::count().explain("signals", "")?;
+    stays_down(run)?;
     let stopped = daemon.shutdown(false, 0);
     stopped.map_err(|error| daemon.failure(error, "stop it"))?;
     let begun = Instant::now();
@@ -334,7 +345,7 @@ impl<'a> Wait<'a> {
                 progress.say(&line);
             }
             progress.show(&Amount {
-                done: self.most_bytes - bits.dirty_bytes,
+                done: drained_bytes(self.most_bytes, &bits),
                 total: self.most_bytes,
                 detail: match bits.open_files {
                     0 => format!("{} queued", files(bits.drain_queued_files)),
@@ -607,6 +618,14 @@ fn undrained_paths(daemon: &Daemon) -> Vec<Vec<u8>> {
     paths
 }
 
+/// Of so much, what is on the PFS: files that are whole there, and the begin of those under way.
+fn drained_bytes(most: u64, bits: &StatusBits) -> u64 {
+    let begun: u64 = bits.copies.iter().map(|copy| copy.copied_bytes).sum();
+    // A copy may begin anew, and of a file that was cut there is less to copy.
+    let left = bits.dirty_bytes.saturating_sub(begun);
+    most.saturating_sub(left)
+}
+
 #[cfg(test)]
 mod tests {
     use forebay_types::Errno;
@@ -630,6 +649,24 @@ mod tests {
             drain_queued_files: bytes.min(2),
             ..StatusBits::default()
         }
+    }
+
+    #[test]
+    fn the_drain_moves_within_a_large_file() {
+        let copy = |copied_bytes| forebay_wire::control::CopyStatus {
+            path: b"big".to_vec(),
+            bytes: 80,
+            copied_bytes,
+        };
+        let mut bits = StatusBits {
+            dirty_bytes: 100,
+            ..StatusBits::default()
+        };
+        assert_eq!(drained_bytes(120, &bits), 20);
+        bits.copies = vec![copy(30), copy(10)];
+        assert_eq!(drained_bytes(120, &bits), 60);
+        bits.copies = vec![copy(300)];
+        assert_eq!(drained_bytes(120, &bits), 120);
     }
 
     #[test]

@@ -14,7 +14,7 @@ use serde_json::{Map, Value, json};
 use crate::cluster::config::Cluster;
 use crate::control::{Daemon, no_state_folder};
 use crate::exit::{Exit, Explain, Failure};
-use crate::instance::named_state;
+use crate::instance::state_or_only;
 use crate::paths::need_working_directory;
 use crate::show::json::{self, insert_path};
 use crate::show::text::{files, show_path};
@@ -42,7 +42,7 @@ use crate::{out, up, usage};
     )
 )]
 pub struct FsckArgs {
-    /// State folder of the burst buffer (or FOREBAY_STATE)
+    /// State folder of the burst buffer; without it (and FOREBAY_STATE) the only one mounted here
     #[arg(long, value_name = "DIR")]
     state: Option<PathBuf>,
     /// Say what would be done, and change nothing
@@ -68,8 +68,7 @@ pub struct FsckArgs {
 /// Runs the command.
 pub fn run(args: &FsckArgs) -> Result<Exit, Failure> {
     need_working_directory("fsck")?;
-    let state = named_state(args.state.as_deref())?
-        .ok_or_else(|| Failure::fatal("fsck: which burst buffer? give --state DIR"))?;
+    let state = state_or_only(args.state.as_deref())?;
     let (mut report, asked) = match Daemon::try_connect(&state)? {
         Some(_) if args.new_pfs => {
             return Err(Failure::fatal(format!(

@@ -183,7 +183,7 @@ fn summary(
             files(job.files_total),
             format_size(job.bytes_done),
             format_duration(took),
-            speed(job.bytes_done, took)
+            speed(movement, job.bytes_done, took)
         ),
     };
     if job.files_skipped > 0 {
@@ -200,8 +200,10 @@ fn moved(job: &JobProgress) -> u64 {
     job.files_done.saturating_sub(job.files_failed)
 }
 
-fn speed(bytes: u64, took: Duration) -> String {
-    match bytes > 0 && took > Duration::from_millis(1) {
+/// Of copies; to let go of one takes as long whatever its size.
+fn speed(movement: Movement, bytes: u64, took: Duration) -> String {
+    let copies = movement != Movement::Release;
+    match copies && bytes > 0 && took > Duration::from_millis(1) {
         true => format!(" ({})", rate(bytes as f64 / took.as_secs_f64())),
         false => String::new(),
     }
@@ -344,6 +346,8 @@ mod tests {
             line.starts_with("stage-out: 2 of 3 files") && line.ends_with("; 1 failed"),
             "{line}"
         );
+        let line = summary(Movement::Release, End::Finished, &job(3, 3, &[]), 0, took);
+        assert_eq!(line, "release: 3 of 3 files, 3.0 MiB in 2.0 s");
         let line = summary(Movement::StageOut, End::Queued, &job(3, 0, &[]), 0, took);
         assert!(
             line.starts_with("stage-out: 3 files (3.0 MiB) queued; `forebay status`"),

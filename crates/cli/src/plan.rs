@@ -29,23 +29,23 @@ use crate::{out, usage};
 )]
 pub struct PlanArgs {
     /// S: capacity of the burst buffer
-    #[arg(long, value_name = "SIZE", value_parser = quantity)]
-    capacity: f64,
+    #[arg(long, value_name = "SIZE", value_parser = given)]
+    capacity: Quantity,
     /// DWPP: data written per period, as expected
-    #[arg(long, value_name = "SIZE", value_parser = quantity)]
-    dwpp: f64,
+    #[arg(long, value_name = "SIZE", value_parser = given)]
+    dwpp: Quantity,
     /// Bwmax: write bandwidth without demotion
-    #[arg(long, value_name = "RATE", value_parser = quantity)]
-    bw_max: f64,
+    #[arg(long, value_name = "RATE", value_parser = given)]
+    bw_max: Quantity,
     /// Bwmin: write bandwidth beside demotion at full speed
-    #[arg(long, value_name = "RATE", value_parser = quantity)]
-    bw_min: f64,
+    #[arg(long, value_name = "RATE", value_parser = given)]
+    bw_min: Quantity,
     /// Brmax: demotion bandwidth at full speed
-    #[arg(long, value_name = "RATE", value_parser = quantity)]
-    br_max: f64,
+    #[arg(long, value_name = "RATE", value_parser = given)]
+    br_max: Quantity,
     /// Brmin: demotion bandwidth beside a checkpoint at full speed
-    #[arg(long, value_name = "RATE", value_parser = quantity)]
-    br_min: f64,
+    #[arg(long, value_name = "RATE", value_parser = given)]
+    br_min: Quantity,
     /// Length of the period
     #[arg(long, value_name = "DUR", value_parser = parse_duration)]
     period: Duration,
@@ -57,12 +57,12 @@ pub struct PlanArgs {
 /// Runs the command.
 pub fn run(args: &PlanArgs) -> Result<Exit, Failure> {
     let input = PlanInput {
-        capacity_bytes: args.capacity,
-        dwpp_bytes: args.dwpp,
-        bw_max_bytes_per_s: args.bw_max,
-        bw_min_bytes_per_s: args.bw_min,
-        br_max_bytes_per_s: args.br_max,
-        br_min_bytes_per_s: args.br_min,
+        capacity_bytes: args.capacity.value,
+        dwpp_bytes: args.dwpp.value,
+        bw_max_bytes_per_s: args.bw_max.value,
+        bw_min_bytes_per_s: args.bw_min.value,
+        br_max_bytes_per_s: args.br_max.value,
+        br_min_bytes_per_s: args.br_min.value,
         period_s: args.period.as_secs_f64(),
     };
     let plan = match Plan::new(input) {
@@ -72,9 +72,23 @@ pub fn run(args: &PlanArgs) -> Result<Exit, Failure> {
     };
     match args.json {
         true => json::print(&to_json(&plan)),
-        false => out::print(&render(&plan, &input)),
+        false => {
+            let units = Units {
+                is_size_binary: args.capacity.is_binary,
+                is_rate_binary: args.bw_max.is_binary,
+            };
+            out::print(&render(&plan, &input, units));
+        }
     }
     Ok(Exit::Complete)
+}
+
+/// Bytes, or bytes per second, and how people gave them.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Quantity {
+    value: f64,
+    /// In powers of 1024: `GiB`, not `GB`.
+    is_binary: bool,
 }
 
 /// Bytes, or bytes per second: a plain number, in any notation, or a size with or without `/s`.
@@ -86,6 +100,38 @@ fn quantity(text: &str) -> Result<f64, String> {
     parse_size(size)
         .map(|bytes| bytes as f64)
         .map_err(|error| error.to_string())
+}
+
+/// The same, and its notation.
+fn given(text: &str) -> Result<Quantity, String> {
+    Ok(Quantity {
+        value: quantity(text)?,
+        is_binary: text.contains(['i', 'I']),
+    })
+}
+
+/// What the answer is in: as the capacity, and as the greatest rate, were given.
+#[derive(Clone, Copy)]
+struct Units {
+    is_size_binary: bool,
+    is_rate_binary: bool,
+}
+
+/// A size for people, in powers of 1024 or of 1000.
+fn show(bytes: f64, is_binary: bool) -> String {
+    if is_binary {
+        return format_size(bytes as u64);
+    }
+    let units = ["B", "kB", "MB", "GB", "TB", "PB", "EB"];
+    let (mut value, mut unit) = (bytes, 0);
+    while value >= 999.95 && unit + 1 < units.len() {
+        value /= 1000.0;
+        unit += 1;
+    }
+    match unit {
+        0 => format!("{value:.0} B"),
+        _ => format!("{value:.1} {}", units[unit]),
+    }
 }
 
 fn to_json(plan: &Result<Plan, String>) -> Value {
@@ -107,7 +153,7 @@ fn to_json(plan: &Result<Plan, String>) -> Value {
     }
 }
 
-fn render(plan: &Result<Plan, String>, input: &PlanInput) -> String {
+fn render(plan: &Result<Plan, String>, input: &PlanInput, units: Units) -> String {
     let plan = match plan {
         Ok(plan) => plan,
         Err(reason) => return format!("not feasible: {reason}\n"),
@@ -117,7 +163,7 @@ fn render(plan: &Result<Plan, String>, input: &PlanInput) -> String {
     let place = |bytes: f64| {
         format!(
             "{} ({:.3} S)",
-            format_size(bytes as u64),
+            show(bytes, units.is_size_binary),
             bytes / input.capacity_bytes
         )
     };
@@ -145,7 +191,7 @@ fn render(plan: &Result<Plan, String>, input: &PlanInput) -> String {
         false => "NOT feasible: the period is too short to drain what is left\n",
     });
     text.push('\n');
-    text.push_str(&chart(plan, input));
+    text.push_str(&chart(plan, input, units.is_rate_binary));
     text
 }
 
@@ -157,7 +203,7 @@ const LEVELS: [char; 9] = [
 ];
 
 /// Both rates from the first byte to the last, each against its greatest value.
-fn chart(plan: &Plan, input: &PlanInput) -> String {
+fn chart(plan: &Plan, input: &PlanInput, is_binary: bool) -> String {
     let all_s = plan.tc_s + plan.tdd_s + plan.tds_s;
     if all_s <= 0.0 {
         return String::new();
@@ -187,7 +233,7 @@ fn chart(plan: &Plan, input: &PlanInput) -> String {
             line.push(LEVELS[(share * 8.0).round().clamp(0.0, 8.0) as usize]);
         }
     }
-    let rate = |bytes: f64| format!("{}/s", format_size(bytes as u64));
+    let rate = |bytes: f64| format!("{}/s", show(bytes, is_binary));
     let end = Duration::try_from_secs_f64(all_s).map_or_else(|_| "forever".into(), format_duration);
     format!(
         "writes      |{}| of {}\ndemotion    |{}| of {}\n             0{end:>width$}\n",
@@ -252,15 +298,43 @@ mod tests {
         let text = render(
             &Plan::new(papers(1.2)).map_err(|e| e.to_string()),
             &papers(1.2),
+            DECIMAL,
         );
         assert!(text.contains("(0.459 S) written"), "{text}");
         assert!(text.contains("feasible    the burst"), "{text}");
     }
 
+    const DECIMAL: Units = Units {
+        is_size_binary: false,
+        is_rate_binary: false,
+    };
+
+    #[test]
+    fn who_asks_in_gb_is_answered_in_gb() {
+        let is_binary = |text: &str| given(text).map(|given| given.is_binary);
+        assert_eq!(is_binary("3.2TB"), Ok(false));
+        assert_eq!(is_binary("3.2TiB"), Ok(true));
+        assert_eq!(is_binary("80MiB/s"), Ok(true));
+        assert_eq!(is_binary("3.2e12"), Ok(false));
+        let plan = Plan::new(papers(1.2)).map_err(|e| e.to_string());
+        let text = render(&plan, &papers(1.2), DECIMAL);
+        assert!(text.contains("starts at   1.5 TB (0.459 S)"), "{text}");
+        assert!(text.contains("| of 3.6 GB/s\n"), "{text}");
+        let rates = Units {
+            is_rate_binary: true,
+            ..DECIMAL
+        };
+        let text = render(&plan, &papers(1.2), rates);
+        assert!(text.contains("starts at   1.5 TB (0.459 S)"), "{text}");
+        assert!(text.contains("| of 3.3 GiB/s\n"), "{text}");
+        assert_eq!(show(999.0, false), "999 B");
+        assert_eq!(show(999_960.0, false), "1.0 MB");
+    }
+
     #[test]
     fn the_chart_shows_where_demotion_starts() {
         let plan = Plan::new(papers(1.2)).expect("a plan");
-        let text = chart(&plan, &papers(1.2));
+        let text = chart(&plan, &papers(1.2), false);
         let line = |name: &str| {
             let line = text.lines().find(|l| l.starts_with(name)).expect("a line");
             line.split('|').nth(1).expect("columns").to_string()
@@ -276,12 +350,16 @@ mod tests {
             "{quiet} of {start}: {text}"
         );
         assert_eq!(demotion.chars().last(), Some(LEVELS[8]));
-        let calm = chart(&Plan::new(papers(0.5)).expect("a plan"), &papers(0.5));
+        let calm = chart(
+            &Plan::new(papers(0.5)).expect("a plan"),
+            &papers(0.5),
+            false,
+        );
         assert!(
             !calm.lines().nth(1).expect("demotion").contains(LEVELS[1]),
             "{calm}"
         );
         let none = papers(0.0);
-        assert_eq!(chart(&Plan::new(none).expect("a plan"), &none), "");
+        assert_eq!(chart(&Plan::new(none).expect("a plan"), &none, false), "");
     }
 }

@@ -1,6 +1,7 @@
 //! `forebay trace import`: a centre's own job history as a scenario.
 
 use std::fs;
+use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 use std::process::Command as Process;
 use std::time::Duration;
@@ -48,7 +49,7 @@ enum TraceCommand {
     )
 )]
 struct ImportArgs {
-    /// The log
+    /// The log; `-` is standard input
     file: PathBuf,
     /// Assumed time between two checkpoints
     #[arg(long, value_name = "DUR", value_parser = parse_duration, default_value = "1h")]
@@ -70,10 +71,22 @@ struct ImportArgs {
 /// Runs the command.
 pub fn run(args: &TraceArgs) -> Result<Exit, Failure> {
     let TraceCommand::Import(args) = &args.command;
-    let name = args.file.display();
-    let raw = fs::read(&args.file).explain(name.to_string(), "")?;
-    let text = match String::from_utf8(raw) {
+    let is_input = args.file.as_os_str() == "-";
+    let name = match is_input {
+        true => "standard input".to_string(),
+        false => args.file.display().to_string(),
+    };
+    let raw = match is_input {
+        true => all_of(io::stdin()),
+        false => fs::read(&args.file),
+    };
+    let text = match String::from_utf8(raw.explain(&name, "")?) {
         Ok(text) => text,
+        Err(_) if is_input => {
+            return Err(Failure::fatal(format!(
+                "{name}: not text; give the file itself, or the text of darshan-parser"
+            )));
+        }
         // Of the three only Darshan's own format is not text.
         Err(_) => darshan_text(&args.file)?,
     };
@@ -101,6 +114,12 @@ pub fn run(args: &TraceArgs) -> Result<Exit, Failure> {
         }
     }
     Ok(Exit::Complete)
+}
+
+fn all_of(mut input: impl Read) -> io::Result<Vec<u8>> {
+    let mut raw = Vec::new();
+    input.read_to_end(&mut raw)?;
+    Ok(raw)
 }
 
 fn darshan_text(file: &Path) -> Result<String, Failure> {

@@ -120,8 +120,8 @@ impl Remedy {
             }
             Remedy::DropRecord => "the record goes: the PFS has the file",
             Remedy::QuarantineRecord => "the record is kept in the lost+found of the state folder",
-            Remedy::Recover => "the data is put on the PFS as <name>.forebay-recovered-<object>",
-            Remedy::Rename => "the file is shown beside it as <name>.forebay-conflict-<object>",
+            Remedy::Recover => "its data is put on the PFS under a name that says so",
+            Remedy::Rename => "the file is shown beside it under a name that says so",
             Remedy::DrainAgain => "the file is copied to the PFS again",
             Remedy::Identify => "the object is told again which one it is",
             Remedy::ForgetShadow => "the record forgets it: the first copy is there",

@@ -48,7 +48,8 @@ impl Table {
         self.render_within(None)
     }
 
-    /// The same, without spare columns where the lines would be longer.
+    /// The same for lines of so many characters: long texts lose their middle, then spare columns
+    /// go, then texts get shorter still.
     pub fn render_within(&self, room: Option<usize>) -> String {
         let heading: Vec<String> = self.columns.iter().map(|(name, _)| name.clone()).collect();
         let all = || std::iter::once(&heading).chain(&self.rows);
@@ -59,12 +60,20 @@ impl Table {
                 .max()
                 .unwrap_or(0)
         };
-        let widths: Vec<usize> = (0..self.columns.len()).map(width).collect();
+        let mut widths: Vec<usize> = (0..self.columns.len()).map(width).collect();
+        self.narrow(
+            &mut widths,
+            &vec![true; self.columns.len()],
+            room,
+            TEXT_LEAST,
+        );
         let shown = self.shown(&widths, room);
+        self.narrow(&mut widths, &shown, room, TEXT_SHORTEST);
         let mut text = String::new();
         for row in all() {
             let mut line = String::new();
             for (at, cell) in row.iter().enumerate().filter(|(at, _)| shown[*at]) {
+                let cell = without_middle(cell, widths[at]);
                 let pad = " ".repeat(widths[at] - cell.chars().count());
                 let (before, after) = match self.columns[at].1 {
                     Align::Left => (String::new(), pad),
@@ -78,23 +87,35 @@ impl Table {
         text
     }
 
+    /// Takes from the widest texts what is too much.
+    fn narrow(&self, widths: &mut [usize], shown: &[bool], room: Option<usize>, least: usize) {
+        let Some(room) = room else {
+            return;
+        };
+        while let Some(over @ 1..) = taken(widths, shown).checked_sub(room) {
+            let texts = (0..widths.len()).filter(|at| {
+                let is_text = self.columns[*at].1 == Align::Left;
+                is_text && shown[*at] && widths[*at] > least
+            });
+            let Some(widest) = texts.max_by_key(|at| widths[*at]) else {
+                return;
+            };
+            widths[widest] -= over.min(widths[widest] - least);
+        }
+    }
+
     /// Which columns there is room for.
     fn shown(&self, widths: &[usize], room: Option<usize>) -> Vec<bool> {
         let mut shown = vec![true; widths.len()];
         let Some(room) = room else {
             return shown;
         };
-        let taken = |shown: &[bool]| {
-            let with_gap = widths.iter().zip(shown).filter(|(_, is_shown)| **is_shown);
-            let taken: usize = with_gap.map(|(width, _)| width + 2).sum();
-            taken.saturating_sub(2)
-        };
         let spare = self.spare.iter().filter_map(|name| {
             let mut columns = self.columns.iter();
             columns.position(|(heading, _)| heading == name)
         });
         for column in spare {
-            if taken(&shown) <= room {
+            if taken(widths, &shown) <= room {
                 break;
             }
             shown[column] = false;
@@ -103,9 +124,61 @@ impl Table {
     }
 }
 
+/// Texts are this long before other columns have to go for them, and at the least.
+const TEXT_LEAST: usize = 32;
+const TEXT_SHORTEST: usize = 12;
+
+/// Width of a line with these columns.
+fn taken(widths: &[usize], shown: &[bool]) -> usize {
+    let with_gap = widths.iter().zip(shown).filter(|(_, is_shown)| **is_shown);
+    let taken: usize = with_gap.map(|(width, _)| width + 2).sum();
+    taken.saturating_sub(2)
+}
+
+/// A text of so many characters: begin and end say most of a path.
+fn without_middle(text: &str, width: usize) -> String {
+    let count = text.chars().count();
+    if count <= width || width == 0 {
+        return text.to_string();
+    }
+    let before = (width - 1) / 2;
+    let after = width - 1 - before;
+    let begin = text.chars().take(before);
+    let end = text.chars().skip(count - after);
+    begin.chain(['\u{2026}']).chain(end).collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn long_names_do_not_push_numbers_off() {
+        let mut table = Table::new(&[
+            ("application", Align::Left),
+            ("version", Align::Right),
+            ("files", Align::Right),
+        ])
+        .spare(&["files"]);
+        let name = format!("group/user/{}/ckpt-{{version}}", "x".repeat(100));
+        table.row(vec![name.clone(), "120".into(), "8".into()]);
+        assert!(table.render().contains(&name));
+        for (room, columns) in [(80, 3), (48, 3), (40, 2), (24, 2)] {
+            let text = table.render_within(Some(room));
+            for line in text.lines() {
+                assert!(line.chars().count() <= room, "{room}: {text}");
+                assert_eq!(line.split_whitespace().count(), columns, "{room}: {text}");
+            }
+        }
+        let text = table.render_within(Some(80));
+        let line = text.lines().nth(1).expect("a row");
+        assert_eq!(line.chars().count(), 80, "{text}");
+        assert!(
+            line.starts_with("group/user/x") && line.contains("…xx"),
+            "{text}"
+        );
+        assert!(line.ends_with("x/ckpt-{version}      120      8"), "{text}");
+    }
 
     #[test]
     fn what_does_not_fit_is_left_out_column_by_column() {

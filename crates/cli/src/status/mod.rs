@@ -123,6 +123,11 @@ pub fn render(bits: &StatusBits) -> String {
 
 /// The same, without columns that say less where a terminal has no room for them.
 pub fn render_within(bits: &StatusBits, room: Option<usize>) -> String {
+    render_live(bits, room, None)
+}
+
+/// The same, with the bytes/s that are being written, which takes two looks.
+pub fn render_live(bits: &StatusBits, room: Option<usize>, written: Option<f64>) -> String {
     if let Some(data) = &bits.data_server {
         return render_data_server(bits, data);
     }
@@ -153,15 +158,7 @@ pub fn render_within(bits: &StatusBits, room: Option<usize>) -> String {
     page.push_str(&second_copies(bits));
     page.push_str(&warnings(bits));
     let _ = writeln!(page, "\nundrained  {}", undrained_line(bits));
-    let _ = writeln!(
-        page,
-        "period     {} written of {} expected",
-        format_size(bits.dwsf_bytes),
-        match bits.dwpp_bytes {
-            0 => "an unknown amount".into(),
-            bytes => format_size(bytes),
-        }
-    );
+    let _ = writeln!(page, "period     {}", period_line(bits, written));
     let _ = writeln!(
         page,
         "plan       {}, placement {}: {}",
@@ -194,6 +191,18 @@ pub fn render_within(bits: &StatusBits, room: Option<usize>) -> String {
         page.push_str(&part);
     }
     page
+}
+
+fn period_line(bits: &StatusBits, written: Option<f64>) -> String {
+    let expected = match bits.dwpp_bytes {
+        0 => "an unknown amount".into(),
+        bytes => format_size(bytes),
+    };
+    let now = written.map_or_else(String::new, |now| format!("; now {} written", rate(now)));
+    format!(
+        "{} written of {expected} expected{now}",
+        format_size(bits.dwsf_bytes)
+    )
 }
 
 /// What has no second copy though one was promised.

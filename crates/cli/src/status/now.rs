@@ -75,6 +75,7 @@ fn movement_json(moves: &MovementStatus) -> Value {
 pub fn render(bits: &StatusBits) -> String {
     let mut text = String::new();
     let within = |eta_s: Option<f64>| match eta_s {
+        Some(eta_s) if eta_s < 1.0 => ", nearly done".into(),
         Some(eta_s) => format!(
             ", {} left",
             format_duration(Duration::from_secs(eta_s as u64))

@@ -12,6 +12,9 @@ use super::{clients, drain_eta_s, limits, mount_of, nodes, now};
 use crate::mounts::in_mount;
 use crate::show::json::{self, insert_path};
 
+/// Version of docs/status.schema.json. It grows when a field goes or changes its meaning.
+const SCHEMA_VERSION: u32 = 1;
+
 fn second_copies_json(copies: &SecondCopiesStatus) -> Value {
     let figure = |figure: u64| copies.known.then_some(figure);
     json!({
@@ -29,9 +32,7 @@ pub fn to_json(bits: &StatusBits) -> Value {
     if let Some(standby) = &bits.standby {
         return standby_json(bits, standby);
     }
-    let mut object = Map::new();
-    object.insert("version".into(), bits.version.clone().into());
-    insert_path(&mut object, "pfs", &bits.pfs);
+    let mut object = begin_json(bits);
     insert_path(&mut object, "mount", &bits.mount);
     insert_path(&mut object, "state", &bits.state);
     let facts = json!({
@@ -95,6 +96,15 @@ pub fn to_json(bits: &StatusBits) -> Value {
     Value::Object(object)
 }
 
+/// What every kind of status begins with.
+fn begin_json(bits: &StatusBits) -> Map<String, Value> {
+    let mut object = Map::new();
+    object.insert("schema_version".into(), SCHEMA_VERSION.into());
+    object.insert("version".into(), bits.version.clone().into());
+    insert_path(&mut object, "pfs", &bits.pfs);
+    object
+}
+
 /// The plan in force.
 pub fn plan_json(plan: &PlanStatus) -> Value {
     let bandwidths = plan.bandwidths.map(|[bw_max, bw_min, br_max, br_min]| {
@@ -119,9 +129,7 @@ pub fn plan_json(plan: &PlanStatus) -> Value {
 }
 
 fn standby_json(bits: &StatusBits, standby: &StandbyStatus) -> Value {
-    let mut object = Map::new();
-    object.insert("version".into(), bits.version.clone().into());
-    insert_path(&mut object, "pfs", &bits.pfs);
+    let mut object = begin_json(bits);
     insert_path(&mut object, "state", &bits.state);
     let facts = json!({
         "pid": bits.pid,
@@ -136,9 +144,7 @@ fn standby_json(bits: &StatusBits, standby: &StandbyStatus) -> Value {
 }
 
 fn data_server_json(bits: &StatusBits, data: &DataServerStatus) -> Value {
-    let mut object = Map::new();
-    object.insert("version".into(), bits.version.clone().into());
-    insert_path(&mut object, "pfs", &bits.pfs);
+    let mut object = begin_json(bits);
     insert_path(&mut object, "state", &bits.state);
     let tier = |tier: &TierStatus| {
         let capacity_bytes = Some(tier.capacity_bytes).filter(|bytes| *bytes > 0);
@@ -235,6 +241,7 @@ mod tests {
     use super::*;
 
     const TABLE: &str = include_str!("../../../../docs/operations.md");
+    const SCHEMA: &str = include_str!("../../../../docs/status.schema.json");
     const BEGIN: &str = "Fields of `status --json`.";
 
     /// A status whose lists have one entry each, so that all its fields are there.
@@ -316,6 +323,52 @@ mod tests {
             }
             _ => assert!(found.insert(at.to_string()), "{at} twice"),
         }
+    }
+
+    /// Names of what a part of the schema describes, as `leaves` names them.
+    fn described(part: &Value, at: &str, found: &mut BTreeSet<String>) {
+        let schema = schema();
+        let part = match part["$ref"].as_str() {
+            Some(name) => schema.pointer(&name[1..]).expect("what $ref names"),
+            None => part,
+        };
+        let text = part["description"].as_str().unwrap_or_default();
+        if let Value::Object(fields) = &part["properties"] {
+            assert_eq!(part["additionalProperties"], false, "{at}");
+            for (key, field) in fields.iter().filter(|(key, _)| !key.ends_with("_base16")) {
+                let dot = if at.is_empty() { "" } else { "." };
+                described(field, &format!("{at}{dot}{key}"), found);
+            }
+            return;
+        }
+        assert!(text.ends_with('.'), "{at}: {text}");
+        let units = [
+            ("_per_s", "per second"),
+            ("_s", "seconds"),
+            ("_bytes", "bytes"),
+        ];
+        let unit = units.iter().find(|(suffix, _)| at.ends_with(suffix));
+        let has_unit = unit.is_none_or(|(_, unit)| text.contains(unit));
+        assert!(has_unit, "{at}: {text}");
+        match part["items"].is_object() {
+            true => described(&part["items"], &format!("{at}[]"), found),
+            false => assert!(found.insert(at.to_string()), "{at} twice"),
+        }
+    }
+
+    fn schema() -> Value {
+        serde_json::from_str(SCHEMA).expect("JSON")
+    }
+
+    #[test]
+    fn the_schema_has_the_codes_fields() {
+        let mut is = BTreeSet::new();
+        leaves(&to_json(&with_all()), "", &mut is);
+        let mut said = BTreeSet::new();
+        described(&schema()["$defs"]["instance"], "", &mut said);
+        assert_eq!(said, is);
+        let version = &schema()["$defs"]["instance"]["properties"]["schema_version"]["const"];
+        assert_eq!(*version, SCHEMA_VERSION);
     }
 
     #[test]

@@ -35,7 +35,7 @@ use limit::{Kind, Limits, Surplus};
 /// error, and where that is systemd's journal, to the journal with levels and fields. Times are in
 /// UTC.
 pub fn start(state: &Path, mount: Option<&Path>, detached: bool) -> Result<Log, Failure> {
-    let filter = level_filter(std::env::var("FOREBAY_LOG").ok().as_deref())?;
+    let filter = asked_filter()?;
     let failed = |error: &dyn std::error::Error| Failure::fatal(format!("log: {error}"));
     if !detached && journal::is_stderr() {
         let log = Log::new(Sink::Journal);
@@ -72,6 +72,15 @@ pub fn start(state: &Path, mount: Option<&Path>, detached: bool) -> Result<Log, 
         .with_writer(log.clone());
     builder.try_init().map_err(|error| failed(&*error))?;
     Ok(log)
+}
+
+/// Whether a log could be started with what `FOREBAY_LOG` asks for.
+pub fn check() -> Result<(), Failure> {
+    asked_filter().map(drop)
+}
+
+fn asked_filter() -> Result<EnvFilter, Failure> {
+    level_filter(std::env::var("FOREBAY_LOG").ok().as_deref())
 }
 
 const LEVELS: [&str; 6] = ["off", "error", "warn", "info", "debug", "trace"];

@@ -10,6 +10,7 @@ pub mod layers;
 pub mod limits;
 pub mod listening;
 pub mod log;
+mod neighbours;
 mod notify;
 pub mod preflight;
 pub mod resources;
@@ -137,6 +138,7 @@ pub fn run(args: &UpArgs) -> Result<Exit, Failure> {
 fn check(args: &UpArgs) -> Result<Exit, Failure> {
     let mut plan = Sources::new(args)?.read()?.plan;
     let ground = preflight::check(&mut plan)?;
+    log::check()?;
     for warning in &ground.warnings {
         out::complain(warning);
     }

@@ -10,8 +10,8 @@ use std::time::Duration;
 use forebay_server::{Settings, SsdSetting};
 use forebay_types::format_duration;
 
-use super::resources;
 use super::settle::{self, Plan};
+use super::{neighbours, resources};
 use crate::exit::{Explain, Failure, reason};
 use crate::instance::mount_table;
 use crate::mounts::{self, MountEntry};
@@ -55,6 +55,8 @@ pub fn check(plan: &mut Plan) -> Result<Ground, Failure> {
     if mounts && plan.allow_other {
         resources::check_allow_other()?;
     }
+    let others = neighbours::warnings(&settings.pfs, &settings.state, &table);
+    ground.warnings.extend(others);
     Ok(ground)
 }
 

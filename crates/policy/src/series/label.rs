@@ -137,6 +137,10 @@ const RUN_WORDS: &[&str] = &[
     "group",
     "grp",
     "fold",
+    // Tags of interpreters: `cpython-311`.
+    "cpython",
+    "pypy",
+    "py",
 ];
 
 /// Keywords whose number may have a fraction.

@@ -118,6 +118,14 @@ fn words_of_other_scripts_are_words() {
 }
 
 #[test]
+fn tags_of_interpreters_are_no_versions() {
+    let cached = "lib/__pycache__/abc.cpython-311.pyc";
+    check(cached, "lib/__pycache__", None);
+    check("abc.cpython-311-x86_64-linux-gnu.so", ".", None);
+    check("lib.pypy-310/x", "lib.pypy-310", None);
+}
+
+#[test]
 fn names_that_simulation_codes_write() {
     check(
         "run/snapdir_012/snapshot_012.3.hdf5",

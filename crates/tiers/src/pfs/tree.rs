@@ -205,6 +205,14 @@ impl PfsTree {
         reopen(dir).map(drop)
     }
 
+    /// Whether this thread's user may read a file; `EACCES` if not. No link is followed.
+    pub fn may_read(&self, dir: &PfsDir, name: &[u8]) -> io::Result<()> {
+        use rustix::fs::{Access, AtFlags};
+        self.health.pass()?;
+        let flags = AtFlags::EACCESS | AtFlags::SYMLINK_NOFOLLOW;
+        Ok(rustix::fs::accessat(dir, name, Access::READ_OK, flags)?)
+    }
+
     /// Opens a regular file for reading, or for reading and writing; never waits. `ELOOP` for a
     /// link, `EISDIR` for a directory, `ENXIO` for FIFOs, sockets and devices.
     ///

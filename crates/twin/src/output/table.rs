@@ -56,31 +56,72 @@ pub fn nodes(report: &Report) -> String {
     columns(&report.nodes)
 }
 
+/// Lines that are longer wrap in most terminals.
+const LINE_MOST: usize = 140;
+
+/// Where the lines would be long, what is the same in all rows stands below them, once.
 fn columns(rows: &[Row]) -> String {
     let Some(first) = rows.first() else {
         return String::new();
     };
-    let mut lines: Vec<Vec<String>> = vec![first.0.iter().map(|(name, _)| heading(name)).collect()];
-    for row in rows {
-        lines.push(
-            row.0
-                .iter()
-                .map(|(name, value)| cell(name, value))
-                .collect(),
-        );
+    let all: Vec<usize> = (0..first.0.len()).collect();
+    let text = lines(rows, &all);
+    let longest = text.lines().map(|line| line.chars().count()).max();
+    if rows.len() < 2 || longest <= Some(LINE_MOST) {
+        return text;
     }
-    let is_text = |column: usize| matches!(first.0[column].1, Value::String(_) | Value::Bool(_));
-    let width = |column: usize| {
-        let widths = lines.iter().filter_map(|line| line.get(column));
+    let same = |at: &usize| rows.iter().all(|row| row.0.get(*at) == first.0.get(*at));
+    let (same, differ): (Vec<usize>, Vec<usize>) = all.into_iter().partition(same);
+    if same.is_empty() || differ.is_empty() {
+        return text;
+    }
+    let facts = same.iter().map(|at| &first.0[*at]);
+    let facts = facts.map(|(name, value)| format!("{} {}", heading(name), cell(name, value)));
+    let mut text = lines(rows, &differ);
+    text.push_str("\nin all rows: ");
+    let mut used = "in all rows: ".len();
+    for (at, fact) in facts.enumerate() {
+        let length = fact.chars().count() + "; ".len();
+        if at > 0 {
+            text.push(';');
+            let is_long = used + length > LINE_MOST;
+            text.push(if is_long { '\n' } else { ' ' });
+            used = if is_long { 0 } else { used };
+        }
+        used += length;
+        text.push_str(&fact);
+    }
+    text.push('\n');
+    text
+}
+
+fn lines(rows: &[Row], columns: &[usize]) -> String {
+    let fields = |row: &Row| -> Vec<(String, String)> {
+        let fields = columns.iter().filter_map(|at| row.0.get(*at));
+        fields
+            .map(|(name, value)| (heading(name), cell(name, value)))
+            .collect()
+    };
+    let heads: Vec<String> = fields(&rows[0]).into_iter().map(|(name, _)| name).collect();
+    let cells = rows
+        .iter()
+        .map(|row| fields(row).into_iter().map(|(_, cell)| cell).collect());
+    let lines: Vec<Vec<String>> = std::iter::once(heads).chain(cells).collect();
+    let is_text = |at: usize| {
+        let value = &rows[0].0[columns[at]].1;
+        matches!(value, Value::String(_) | Value::Bool(_))
+    };
+    let width = |at: usize| {
+        let widths = lines.iter().filter_map(|line| line.get(at));
         widths.map(|cell| cell.chars().count()).max().unwrap_or(0)
     };
-    let widths: Vec<usize> = (0..first.0.len()).map(width).collect();
+    let widths: Vec<usize> = (0..columns.len()).map(width).collect();
     let mut text = String::new();
     for line in &lines {
         let mut out = String::new();
-        for (column, cell) in line.iter().enumerate().take(widths.len()) {
-            let pad = " ".repeat(widths[column] - cell.chars().count());
-            match is_text(column) {
+        for (at, cell) in line.iter().enumerate() {
+            let pad = " ".repeat(widths[at] - cell.chars().count());
+            match is_text(at) {
                 true => out.push_str(&format!("{cell}{pad}  ")),
                 false => out.push_str(&format!("{pad}{cell}  ")),
             }

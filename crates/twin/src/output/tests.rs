@@ -102,3 +102,38 @@ fn empty_figures_are_drawn_too() {
     assert!(figure_svg(&figure).contains("</svg>"));
     assert!(figure_png(&figure).is_ok());
 }
+
+#[test]
+fn what_is_the_same_in_all_rows_of_a_wide_table_stands_below() {
+    let row = |capacity: f64, seed: u64| {
+        let row = Row::default()
+            .with("policy", "bbos")
+            .with("capacity_bytes", capacity)
+            .with("a_name_that_is_a_good_deal_longer_than_it_has_to_be", 1)
+            .with("mean_throughput_with_another_long_name_bytes_per_s", 3e9);
+        row.with("a_third_name_of_a_column_that_takes_much_room_seed", seed)
+    };
+    let report = Report {
+        rows: vec![row(1e12, 1), row(2e12, 2)],
+        ..report()
+    };
+    let text = table(&report);
+    let lines: Vec<&str> = text.lines().collect();
+    assert!(lines[0].contains("capacity  a third name"), "{text}");
+    assert!(lines[1].contains("1000.0 GB"), "{text}");
+    assert_eq!(
+        lines[4],
+        "in all rows: policy bbos; a name that is a good deal longer than it has to be 1; \
+         mean throughput with another long name 3.000 GB/s"
+    );
+    assert!(lines.iter().take(4).all(|line| line.len() < 140), "{text}");
+    let mut wide = report;
+    for row in &mut wide.rows {
+        for seed in 0..30 {
+            row.0.push((format!("value_{seed}").into(), "same".into()));
+        }
+    }
+    let text = table(&wide);
+    assert!(text.lines().all(|line| line.len() <= 140), "{text}");
+    assert_eq!(text.matches("same").count(), 30, "{text}");
+}

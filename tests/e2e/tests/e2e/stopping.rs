@@ -289,6 +289,9 @@ fn promise_8_data_whose_directory_is_gone_is_undrained_until_fsck_puts_it_on_the
         let output = cluster.on_path(command, "").expect_code(3);
         assert!(output.stderr.contains("kept/gone/f: not on"), "{output:?}");
     }
+    let would = cluster.on_state(&["fsck", "--dry-run"]).expect_code(3);
+    let named = "its data is put on the PFS as f.forebay-recovered-";
+    assert!(would.stdout.contains(named), "{would:?}");
     let report = cluster.on_state(&["fsck", "--json"]).ok().json();
     let finding = &report["findings"][0];
     assert_eq!(finding["kind"], "directory-unknown", "{report}");

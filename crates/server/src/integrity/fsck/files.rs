@@ -128,7 +128,7 @@ impl Check<'_> {
         };
         let (file, tier) = (facts.file.clone(), facts.residency.tier);
         let hint = Hint::of_file(&file);
-        self.recovered(wrong, &hint, |integrity| {
+        self.recovered(wrong, (file.object, &hint), |integrity| {
             let claim = integrity.buffer.opens().claim(file.ino);
             if claim.is_open() || file.lock().demoting {
                 return Err(Errno::EBUSY.into());

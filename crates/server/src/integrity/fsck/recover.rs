@@ -1,6 +1,7 @@
 //! Undrained data whose place on the PFS is gone: it is put where its user finds it.
 
 use forebay_namespace::{File, FileRecord};
+use forebay_policy::repair::Remedy;
 use forebay_tiers::{CopyControl, FileObject, Identity, Object, PfsDir, PfsTree, copy};
 use forebay_types::{Errno, ObjectId, RenameMode, SetAttr, TierId, failpoint, limits};
 
@@ -59,7 +60,7 @@ impl Check<'_> {
     pub(super) fn recovered(
         &mut self,
         wrong: Wrong,
-        hint: &Hint,
+        (object, hint): (ObjectId, &Hint),
         act: impl FnOnce(&Integrity) -> Result<Vec<u8>, Failure>,
     ) {
         let mut place = None;
@@ -67,11 +68,20 @@ impl Check<'_> {
             place = Some(act(integrity)?);
             Ok(())
         });
-        if let (Some(place), Some(finding)) = (place, self.report.findings.last_mut()) {
-            let owner = hint.uid;
+        let Some(finding) = self.report.findings.last_mut() else {
+            return;
+        };
+        let owner = hint.uid;
+        if let Some(place) = place {
             finding.action = format!(
                 "its data is on the PFS now as {}, for user {owner}",
                 place.escape_ascii()
+            );
+        } else if self.dry_run && finding.action == Remedy::Recover.describe() {
+            let name = hint.name(object);
+            finding.action = format!(
+                "its data is put on the PFS as {}, for user {owner}",
+                name.escape_ascii()
             );
         }
     }

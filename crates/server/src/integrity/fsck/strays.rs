@@ -61,7 +61,7 @@ impl Check<'_> {
                     let wrong = stray(Damage::DirectoryUnknown, subject, problem);
                     let tier = record.residency.tier;
                     let hint = self.integrity.hint_of_record(tier, object, &record);
-                    self.recovered(wrong, &hint, |integrity| {
+                    self.recovered(wrong, (object, &hint), |integrity| {
                         let place = integrity.recover_object(tier, object, &hint)?;
                         // The record first: an object without one is an orphan, and a record
                         // without an object is in the way for good.
@@ -231,7 +231,7 @@ impl Check<'_> {
                     subject,
                     format!("object {object}: {problem}"),
                 );
-                self.recovered(wrong, &hint, |integrity| {
+                self.recovered(wrong, (object, &hint), |integrity| {
                     let place = integrity.recover_object(tier, object, &hint)?;
                     integrity.remove_recovered(tier, object)?;
                     Ok(place)

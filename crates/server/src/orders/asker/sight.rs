@@ -2,10 +2,11 @@
 
 use std::cell::RefCell;
 use std::collections::HashMap;
+use std::io;
 use std::sync::Arc;
 
 use forebay_namespace::{ACCESS_LIST, Dir, DirKey};
-use forebay_tiers::ActAs;
+use forebay_tiers::{ActAs, PfsDir, PfsTree};
 use forebay_types::{Attr, Errno, Ino};
 
 use super::Asker;
@@ -114,7 +115,24 @@ impl<'a> Sight<'a> {
         shown.into()
     }
 
+    /// Whether the user may read a file that only the PFS has.
+    pub fn may_read_on_pfs(&self, dir: &Arc<Dir>, name: &[u8]) -> Result<(), Failure> {
+        self.on_pfs(dir, |pfs, handle| pfs.may_read(handle, name))
+    }
+
     fn as_user(&self, dir: &Arc<Dir>, list: bool) -> Result<(), Failure> {
+        self.on_pfs(dir, |pfs, handle| match list {
+            true => pfs.may_list(handle),
+            false => pfs.may_search(handle),
+        })
+    }
+
+    /// What the PFS lets the user do.
+    fn on_pfs(
+        &self,
+        dir: &Arc<Dir>,
+        asks: impl FnOnce(&PfsTree, &PfsDir) -> io::Result<()>,
+    ) -> Result<(), Failure> {
         if !rustix::process::geteuid().is_root() {
             // Nobody else can use the mount, and there is no way to find out what they might see.
             return Err(Errno::EACCES.into());
@@ -122,9 +140,6 @@ impl<'a> Sight<'a> {
         let handle = self.orders.ns.open_dir(dir)?;
         let pfs = self.orders.ns.pfs();
         let _user = ActAs::user(self.asker.uid, self.asker.gid, &self.asker.groups)?;
-        match list {
-            true => Ok(pfs.may_list(&handle)?),
-            false => Ok(pfs.may_search(&handle)?),
-        }
+        Ok(asks(pfs, &handle)?)
     }
 }

@@ -70,8 +70,7 @@ fn run(orders: &Orders, job: &Job, movement: Movement, paths: &[Vec<u8>], asker:
             path,
             &sight,
             &mut |mut visited| {
-                let mine = match asker.is_trusted() || owner(orders, &visited) == Some(asker.uid())
-                {
+                let mine = match may_order(orders, asker, &sight, movement, &visited) {
                     true => kept.take_in(orders, &mut visited, &may_wait),
                     false => Err(Failure::new(Errno::EPERM, "not your file")),
                 };
@@ -170,6 +169,26 @@ impl Work {
             progress.files_done += 1;
         }
     }
+}
+
+/// A copy in the burst buffer takes nothing from a file: who may read it may bring it in. All else
+/// is for its owner.
+fn may_order(
+    orders: &Orders,
+    asker: &Asker,
+    sight: &Sight,
+    movement: Movement,
+    visited: &Visited,
+) -> bool {
+    if asker.is_trusted() || owner(orders, visited) == Some(asker.uid()) {
+        return true;
+    }
+    let brings_in = matches!(movement, Movement::StageIn | Movement::Prefetch);
+    brings_in
+        && match &visited.file {
+            Some(file) => sight.may_read(file.ino, &file.attr()),
+            None => sight.may_read_on_pfs(&visited.dir, &visited.name).is_ok(),
+        }
 }
 
 fn owner(orders: &Orders, visited: &Visited) -> Option<u32> {
