@@ -21,7 +21,9 @@ import release
 from machine import Failure, ROOT, run
 
 PACKAGING = ROOT / "packaging"
-PAPERS = ("README.md", "CHANGELOG.md", "docs/operations.md", "docs/semantics.md", "docs/metrics.md", "docs/design.md", "docs/glossary.md")
+# Decisions stay with the source; the list of pages is the site's.
+PAPERS = ("README.md", "CHANGELOG.md", *(str(page.relative_to(ROOT)) for page in sorted((ROOT / "docs").rglob("*.md"))
+                                         if page.name != "SUMMARY.md" and "decisions" not in page.parts))
 INTEGRATIONS = ("slurm", "prometheus", "grafana")
 SCRIPTS = ("preinst", "postinst", "prerm", "postrm")
 # Nobody is asked there: for packages that stay with who made them.
@@ -105,8 +107,8 @@ def fill(usr, binary, version, third_party):
     put(PACKAGING / "forebay.tmpfiles", usr / "lib/tmpfiles.d/forebay.conf")
     doc = usr / "share/doc/forebay"
     for paper in PAPERS:
-        put(ROOT / paper, doc / Path(paper).name)
-        squeeze(doc / Path(paper).name)
+        put(ROOT / paper, doc / paper.removeprefix("docs/"))
+        squeeze(doc / paper.removeprefix("docs/"))
     for licence in ("LICENSE-APACHE", "LICENSE-MIT"):
         put(ROOT / licence, doc / licence)
     write(doc / "LICENSES-THIRD-PARTY.txt", third_party)
