@@ -32,18 +32,25 @@ have() {
     PATH="$PATH:/usr/sbin:/sbin" command -v "$1" >/dev/null
 }
 
+# Of what a failed command has said: the first error, and how many more lines there are.
+first_error() {
+    local first
+    first=$(grep -m1 -E '^(E:|ERROR:|W:)' <<<"$1" || head -1 <<<"$1")
+    printf '%s (and %s more lines)' "$first" "$(($(wc -l <<<"$1") - 1))"
+}
+
 # Installs Debian packages, or says which ones somebody with the right to must install.
 install() {
     [[ $(id -u) == 0 ]] || fail "missing: $* - please run: sudo apt-get install $*"
     have apt-get || fail "missing: $* - please install them (no apt-get here)"
     local output
     if [[ $apt_is_fresh == no ]]; then
-        output=$(apt-get update -qq 2>&1) || fail "apt-get update failed: $output"
+        output=$(apt-get update -qq 2>&1) || fail "apt-get update failed: $(first_error "$output")"
         apt_is_fresh=yes
     fi
     printf 'setup: installing %s\n' "$*"
     output=$(DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "$@" 2>&1) \
-        || fail "apt-get install $* failed: $output"
+        || fail "apt-get could not install $*: $(first_error "$output")"
 }
 
 # need PROGRAM PACKAGE...: collects the package in `missing` when the program is not there.
@@ -188,8 +195,9 @@ setup_venv() {
     printf 'setup: installing the packages of %s in .cache/%s\n' "$2" "$1"
     mkdir -p "$here/.cache"
     python3 -m venv --clear "$venv"
-    "$venv/bin/python" -m pip install --quiet --disable-pip-version-check --only-binary :all: "${@:3}" -r "$wanted" \
-        || fail "pip could not install $(grep -v '^#' "$wanted" | tr '\n' ' ')"
+    local output
+    output=$("$venv/bin/python" -m pip install --quiet --disable-pip-version-check --only-binary :all: "${@:3}" -r "$wanted" 2>&1) \
+        || fail "pip could not install the packages of $2: $(first_error "$output")"
     # Last, so that an interrupted set-up is done again.
     cp "$wanted" "$venv/installed.txt"
 }

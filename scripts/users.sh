@@ -12,26 +12,33 @@ said='' failed=''
 
 # part NAME COMMAND...
 part() {
-    local begun=$SECONDS told=passed
-    "${@:2}" || told=FAILED failed=1
-    said+=$(printf '%-18s %s in %d s' "$1" "$told" $((SECONDS - begun)))$'\n'
+    local begun=$SECONDS told=passed why='' code=0
+    "${@:2}" || code=$?
+    ((code == 0)) || told=FAILED failed=1
+    ((code != not_installed)) || why=': what it needs could not be installed'
+    said+=$(printf '%-18s %s in %d s%s' "$1" "$told" $((SECONDS - begun)) "$why")$'\n'
 }
 
-# What is to be installed first; where that fails, the part has failed.
+# What cannot be installed is a failure, and no reason to skip.
+not_installed=9
+needs() {
+    scripts/setup.sh "$@" || return "$not_installed"
+}
+
 web() {
-    scripts/setup.sh run web-short && python3 tests/web/main.py --quick --forebay "$FOREBAY_BIN"
+    needs run web-short && python3 tests/web/main.py --quick --forebay "$FOREBAY_BIN"
 }
 
 slurm() {
-    scripts/setup.sh run slurm && python3 tests/slurm/main.py --quick --forebay "$FOREBAY_BIN"
+    needs run slurm && python3 tests/slurm/main.py --quick --forebay "$FOREBAY_BIN"
 }
 
 python() {
-    scripts/python.sh test --quick
+    needs run python-package && scripts/python.sh test --quick
 }
 
 package() {
-    scripts/setup.sh package-short && python3 tests/packages/main.py --quick --forebay "$FOREBAY_BIN"
+    needs package-short && python3 tests/packages/main.py --quick --forebay "$FOREBAY_BIN"
 }
 
 case ${1:-} in
