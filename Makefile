@@ -54,7 +54,7 @@ test-package: setup-build ## the Debian package on a throw-away copy of this mac
 	python3 tests/packages/main.py --forebay $(TRIED) $(if $(ONLY),--only $(ONLY))
 
 USERS := test-web test-slurm test-python test-python-torch test-package
-test-users: ## what users touch, with the real thing: Slurm, Chromium, Prometheus, Python, torch, systemd; goes on after a failure and ends with one line for each (TIME; a download of 3 GB once); FOREBAY_BIN=file for another program than the release
+test-users: ## what users touch, with the real thing: Slurm, Chromium, Prometheus, Python, torch, systemd; goes on after a failure and ends with one line for each (10 minutes, and a download of 3 GB once); FOREBAY_BIN=file for another program than the release
 	MAKE="$(MAKE)" scripts/users.sh long $(USERS)
 
 test-users-quick: setup-build setup-run ## of the same what shows the most in some seconds each, a part of `make test` (about a minute)
