@@ -32,10 +32,10 @@ have() {
     PATH="$PATH:/usr/sbin:/sbin" command -v "$1" >/dev/null
 }
 
-# Of what a failed command has said: the first error, and how many more lines there are.
+# Of what a failed command has said: why, and how many more lines there are. pip calls it a warning that nobody answers.
 first_error() {
     local first
-    first=$(grep -m1 -E '^(E:|ERROR:|W:)' <<<"$1" || head -1 <<<"$1")
+    first=$(grep -m1 -iE 'new connection|resolv|timed out|unreachable' <<<"$1" || grep -m1 -E '^(E:|ERROR:)' <<<"$1" || head -1 <<<"$1")
     printf '%s (and %s more lines)' "$first" "$(($(wc -l <<<"$1") - 1))"
 }
 
