@@ -2,8 +2,11 @@
 
 CARGO ?= cargo
 BIN := target/release/forebay
+# What users touch is tried with FOREBAY_BIN=FILE where that is given, and with a release built first elsewhere.
+TRIED := $(or $(FOREBAY_BIN),$(BIN))
+BUILD_TRIED = $(if $(FOREBAY_BIN),@echo with $(FOREBAY_BIN),$(CARGO) build --release --locked -p forebay)
 
-.PHONY: all build run test test-python test-python-torch wheel test-posix pictures test-web test-slurm test-package test-users package site soak check lint deny bench bench-compare bench-baseline nightly release clean help setup-build setup-run setup-test setup-posix
+.PHONY: all build run test test-python test-python-torch wheel test-posix pictures test-web test-slurm test-package test-users test-users-quick package site soak check lint deny bench bench-compare bench-baseline nightly release clean help setup-build setup-run setup-test setup-posix
 
 help: ## what there is to make
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 16
@@ -37,8 +40,8 @@ test-posix: setup-build setup-run ## POSIX suites on real mounts: pjdfstest, fsx
 
 test-web: setup-build setup-run ## the page in a browser, metrics and alerts with a real Prometheus (2 minutes)
 	scripts/setup.sh web
-	$(CARGO) build --release --locked -p forebay
-	python3 tests/web/main.py --forebay $(BIN)
+	$(BUILD_TRIED)
+	python3 tests/web/main.py --forebay $(TRIED)
 
 pictures: setup-build setup-run ## the README's pictures from a real run: the page, `top`, a figure of the report (6 minutes, as root)
 	scripts/setup.sh web
@@ -47,23 +50,20 @@ pictures: setup-build setup-run ## the README's pictures from a real run: the pa
 
 test-slurm: setup-build ## Slurm's plugin in a Slurm of its own: staging, rights, bad directives, kills, a full and a hanging PFS (about 5 minutes; [ONLY=words])
 	scripts/setup.sh slurm
-	$(CARGO) build --release --locked -p forebay
-	python3 tests/slurm/main.py --forebay $(BIN) $(if $(ONLY),--only $(ONLY))
+	$(BUILD_TRIED)
+	python3 tests/slurm/main.py --forebay $(TRIED) $(if $(ONLY),--only $(ONLY))
 
 test-package: setup-build ## the Debian package on a throw-away copy of this machine with its own systemd: units, journal, fstab, upgrade, removal (2 minutes)
 	scripts/setup.sh package
-	$(CARGO) build --release --locked -p forebay
-	python3 tests/packages/main.py --forebay $(BIN) $(if $(ONLY),--only $(ONLY))
+	$(BUILD_TRIED)
+	python3 tests/packages/main.py --forebay $(TRIED) $(if $(ONLY),--only $(ONLY))
 
 USERS := test-web test-slurm test-python test-python-torch test-package
-test-users: ## what users touch, with the real thing: Slurm, Chromium, Prometheus, Python, torch, systemd; goes on after a failure and ends with one line for each (about 15 minutes, and a download of 3 GB once)
-	@failed=; \
-	for target in $(USERS); do \
-		begun=$$(date +%s); \
-		if $(MAKE) --no-print-directory $$target; then told=passed; else told=FAILED; failed=1; fi; \
-		said="$$said$$(printf '%-18s %s in %d s' $$target $$told $$(($$(date +%s) - begun)))\n"; \
-	done; \
-	printf "\n$$said"; test -z "$$failed"
+test-users: ## what users touch, with the real thing: Slurm, Chromium, Prometheus, Python, torch, systemd; goes on after a failure and ends with one line for each (10 minutes, and a download of 3 GB once); FOREBAY_BIN=file for another program than the release
+	MAKE="$(MAKE)" scripts/users.sh long $(USERS)
+
+test-users-quick: setup-build setup-run ## of the same what shows the most in some seconds each, a part of `make test` (about a minute)
+	CARGO=$(CARGO) scripts/users.sh quick
 
 SECONDS ?= 600
 soak: setup-build setup-run setup-test ## kills, power cuts, full disks, damage, a failing PFS, unseen writers under load, judged from outside; SECONDS=600 [SEED=n] [FAULTS=list]

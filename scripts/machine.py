@@ -21,6 +21,18 @@ class Failure(Exception):
     """Something that the user should read as one line."""
 
 
+def skip(tests, why):
+    """Ends these tests, which cannot run here; scripts/test.sh says so at its end. With FOREBAY_NO_SKIP they fail."""
+    line = f"{tests}: skipped: {why}"
+    if os.environ.get("FOREBAY_NO_SKIP"):
+        sys.exit(f"{line}, and FOREBAY_NO_SKIP is set")
+    print(line)
+    if path := os.environ.get("FOREBAY_SKIPPED"):
+        with open(path, "a", encoding="utf-8") as file:
+            file.write(line + "\n")
+    sys.exit(0)
+
+
 def run(argv, check=True, timeout_s=None, **options):
     """Runs a command to its end and returns it with its output; a failure names the command and its last words.
 

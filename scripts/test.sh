@@ -21,3 +21,4 @@ trap report EXIT
 scripts/setup.sh posix-short
 python3 tests/posix/main.py --quick
 python3 scripts/site.py
+scripts/users.sh quick

@@ -27,6 +27,17 @@ EAGER = '[demotion]\nidle_after = "50ms"\nretry_after = "100ms"\n'
 GROUP = '[[rule]]\npath = "/run/ckpt-{version}"\ngroup = "commit"\n'
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--quick", action="store_true", help="without the tests that wait for a slow PFS")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.getoption("--quick"):
+        slow = [item for item in items if "slow" in getattr(item, "fixturenames", ())]
+        config.hook.pytest_deselected(items=slow)
+        items[:] = [item for item in items if item not in slow]
+
+
 class BurstBuffer:
     """A burst buffer, its folders, and its end."""
 
@@ -73,6 +84,9 @@ class BurstBuffer:
 def _skip(reason: str) -> None:
     if os.environ.get("FOREBAY_NO_SKIP") == "1":
         pytest.fail(f"would be skipped: {reason}")
+    if listed := os.environ.get("FOREBAY_SKIPPED"):
+        with open(listed, "a", encoding="utf-8") as file:
+            file.write(f"python: skipped: {reason}\n")
     pytest.skip(reason)
 
 

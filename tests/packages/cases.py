@@ -71,7 +71,7 @@ def installed(there):
     equal(there.run("dpkg", "-V", "forebay").stdout, "", "files that differ from the package")
     there.sh("test -d /var/lib/forebay -a -d /etc/forebay -a -x /sbin/mount.forebay -a -x /sbin/mount.fuse.forebay")
     equal(there.sh("systemctl list-units --plain --no-legend 'forebay*'").stdout, "", "units that the installation started")
-    for paper in ("copyright", "LICENSES-THIRD-PARTY.txt.gz", "operations.md.gz", "examples/bb.toml", "examples/cluster.toml"):
+    for paper in ("copyright", "LICENSES-THIRD-PARTY.txt.gz", "operations.md.gz", "tutorial.md.gz", "faq.md.gz", "recipes/pytorch.md.gz", "examples/bb.toml", "examples/cluster.toml"):
         there.run("test", "-s", f"/usr/share/doc/forebay/{paper}")
 
 

@@ -253,7 +253,9 @@ def a_job_that_never_ran_leaves_nothing(site):
                      options=["--time=1"])
     site.ask("scontrol", "update", f"JobId={busy[0]}", "TimeLimit=1", check=True)
     site.reason(waits, "JobState=PENDING")
-    early = until("its directory is there", lambda: site.record(waits).exists() or None, 40) and list((site.mount / ".jobs").iterdir())
+    # It is on record before it is made.
+    until("it is on record", site.record(waits).exists)
+    early = until("its directory is there", lambda: list((site.mount / ".jobs").iterdir()))
     site.ask("scancel", waits, check=True)
     site.ends(waits, "CANCELLED")
     site.ask("scancel", *busy, check=True)

@@ -19,22 +19,14 @@ import faults
 from slurm_site import HOST, ROOT, Site
 
 from loopext4 import loop_ext4, say
-from machine import MIB, Failure, run, unmount_below
+from machine import MIB, Failure, run, skip, unmount_below
 
 NEEDED = ("slurmctld", "slurmd", "sbatch", "munged", "unshare", "setpriv", "mkfs.ext4", "sudo")
 PFS_BYTES = 160 * MIB
+# Of --quick: what a user sees of it, and the worst that a PFS does in a moment.
+QUICK = ("stage_in_then_run_then_stage_out", "a_job_has_a_directory_that_goes_with_it", "wrong_directives_are_refused_at_submission",
+         "killed_and_failed_jobs_are_staged_out_and_cleaned_up", "a_full_pfs_holds_the_job_and_names_the_file", "scripts_of_datawarp_run")
 INSIDE = "FOREBAY_TEST_SLURM_INSIDE"
-
-
-def skip(why):
-    line = f"tests/slurm: skipped: {why}"
-    if os.environ.get("FOREBAY_NO_SKIP"):
-        sys.exit(f"{line}, and FOREBAY_NO_SKIP is set")
-    print(line)
-    if path := os.environ.get("FOREBAY_SKIPPED"):
-        with open(path, "a", encoding="utf-8") as file:
-            file.write(line + "\n")
-    sys.exit(0)
 
 
 def go_inside():
@@ -42,11 +34,11 @@ def go_inside():
     # Administrators' tools are not in everybody's PATH.
     path = os.environ.get("PATH", "") + ":/usr/sbin:/sbin"
     if os.geteuid() != 0:
-        skip("it needs root")
+        skip("tests/slurm", "it needs root")
     if missing := [name for name in NEEDED if not shutil.which(name, path=path)]:
-        skip(f"missing: {', '.join(missing)} (scripts/setup.sh slurm installs them)")
+        skip("tests/slurm", f"missing: {', '.join(missing)} (scripts/setup.sh slurm installs them)")
     if not any(Path("/usr/lib").glob("*/slurm*/burst_buffer_lua.so")):
-        skip("this Slurm was built without burst_buffer/lua")
+        skip("tests/slurm", "this Slurm was built without burst_buffer/lua")
     base = tempfile.mkdtemp(prefix="forebay-slurm-")
     os.chmod(base, 0o755)
     os.environ.update({INSIDE: base, "PATH": path})
@@ -110,8 +102,10 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--forebay", type=Path, default=ROOT / "target/release/forebay", help="the binary to test")
     parser.add_argument("--only", type=lambda text: text.split(","), help="cases whose names have one of these words")
+    parser.add_argument("--quick", action="store_true", help="a few cases, in some seconds")
     parser.add_argument("--keep", action="store_true", help="keep the logs of a run that failed")
     args = parser.parse_args()
+    args.only = QUICK if args.quick else args.only
     args.forebay = args.forebay.resolve()
     if not args.forebay.exists():
         sys.exit(f"{args.forebay} is missing: make build")
@@ -124,4 +118,7 @@ def main():
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except Failure as failure:
+        sys.exit(f"tests/slurm: {failure}")

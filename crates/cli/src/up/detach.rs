@@ -168,7 +168,7 @@ impl Readiness {
             out::complain(&format!("{line}; Ctrl-C stops it"));
             return notify::ready(line).explain("NOTIFY_SOCKET", "systemd waits for it");
         }
-        say(&format!("ready {line}")).explain("interrupted", "")?;
+        say(&one_line(&format!("ready {line}"))).explain("interrupted", "")?;
         keeper::serves().explain("what starts the server again", "")?;
         let null = File::options()
             .read(true)
@@ -191,12 +191,15 @@ impl Readiness {
             return out::complain(&failure.message);
         }
         // If the parent has gone there is nobody to tell.
-        let _ = say(&format!(
-            "failed {} {}",
-            failure.exit as u8,
-            failure.message.replace('\n', " ")
-        ));
+        let code = failure.exit as u8;
+        let _ = say(&one_line(&format!("failed {code} {}", failure.message)));
     }
+}
+
+/// The parent reads one line and goes: what came after it would find the pipe closed. A mount point
+/// may have a newline in its name.
+fn one_line(text: &str) -> String {
+    text.replace('\n', " ")
 }
 
 fn say(line: &str) -> io::Result<()> {
@@ -216,6 +219,9 @@ mod tests {
             parse("failed 1 /x: no\n"),
             Some(Word::Failed(Exit::Fatal, "/x: no"))
         );
+        let odd = format!("{}\n", one_line("ready /b\nb is up"));
+        assert_eq!(parse(&odd), Some(Word::Ready("/b b is up")));
+        assert_eq!(odd.lines().count(), 1);
         assert_eq!(parse(""), None);
         assert_eq!(parse("ready half"), None);
         assert_eq!(parse("thread panicked\n"), None);

@@ -25,7 +25,7 @@ pub(crate) fn assert_line(output: &Output, part: &str) {
 }
 
 /// The arguments of `up` with one flag given another value, or added.
-fn changed(cluster: &Cluster, flag: &str, value: &str) -> Vec<OsString> {
+pub(crate) fn changed(cluster: &Cluster, flag: &str, value: &str) -> Vec<OsString> {
     let mut args = cluster.up_args().to_vec();
     match args.iter().position(|arg| arg == flag) {
         Some(at) => args[at + 1] = value.into(),

@@ -11,6 +11,8 @@ use forebay_testkit::{
 };
 use rustix::fs::{XattrFlags, setxattr};
 
+use crate::bad_input::changed;
+
 #[test]
 fn command_where_knows_applications_and_versions_from_paths_alone() {
     let cluster = Cluster::builder().up();
@@ -538,4 +540,25 @@ fn command_status_gives_no_eta_while_retries_fail_and_shows_a_full_pfs_as_full()
     let page = cluster.on_state(&["status"]).ok().stdout;
     assert!(page.contains("none of them still there"), "{page}");
     assert_eq!(cluster.status()["drain"]["failing_files"], 0);
+}
+
+/// What starts it reads one line and goes: the second half of the name found nobody any more, and
+/// the burst buffer ended.
+#[test]
+fn a_mount_point_with_a_newline_in_its_name() {
+    let cluster = Cluster::builder().dram("").ssd("64MiB").lazy().up();
+    cluster.down(&[]);
+    let mount = cluster.state().with_file_name("odd\nname");
+    fs::create_dir(&mount).expect("mkdir");
+    let mut args = changed(&cluster, "--mount", mount.to_str().expect("UTF-8"));
+    args.push("--detach".into());
+    let said = cluster.cli(&args);
+    assert_eq!(said.code, 0, "{said:?}");
+    assert_eq!(said.stdout.lines().count(), 1, "{said:?}");
+    assert!(said.stdout.contains("odd name"), "{said:?}");
+    write_file(&mount.join("f"), pattern(7, 100));
+    let status = cluster.on_state(&["status", "--json"]);
+    assert_eq!(status.json()["files"], 1, "{status:?}");
+    let down = cluster.on_state(&["down"]);
+    assert!(!mount.join("f").exists(), "{down:?}");
 }
