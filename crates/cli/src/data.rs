@@ -11,9 +11,7 @@ use forebay_holder::{DataHost, DataServer, open_flash, open_memory};
 use forebay_server::Settings;
 use forebay_tiers::{PfsTree, Tier};
 use forebay_types::Errno;
-use forebay_wire::control::{
-    Control, ControlResponse, DataServerStatus, Reloaded, StatusBits, TierStatus,
-};
+use forebay_wire::control::{Control, ControlResponse, DataServerStatus, StatusBits, TierStatus};
 use forebay_wire::net::{NetServer, NetServerConfig};
 use forebay_wire::{Key, Peer, Reply, Request, Response, Service, UnixServer};
 
@@ -21,6 +19,7 @@ use crate::cluster::config::{Cluster, Server};
 use crate::exit::{Exit, Explain, Failure, reason};
 use crate::server::socket_for_mounts;
 use crate::state::{self, SocketPath};
+use crate::up::again;
 use crate::up::detach::Readiness;
 use crate::up::layers::BOOT_ID;
 use crate::up::log::Log;
@@ -231,7 +230,7 @@ impl Service for Orders {
                 Response::Control(ControlResponse::Stopping).into()
             }
             Request::Control(Control::Shutdown { .. }) => Errno::EPERM.into(),
-            Request::Control(Control::Reload) => refused_reload(
+            Request::Control(Control::Reload) => again::refused(
                 "a data server takes its settings when it starts; rules, limits and policy are the metadata server's: \
                  `forebay reload` there"
                     .into(),
@@ -240,16 +239,6 @@ impl Service for Orders {
             _ => Errno::EOPNOTSUPP.into(),
         }
     }
-}
-
-/// Of a server that reads no settings while it runs.
-pub fn refused_reload(why: String) -> Reply {
-    let refused = Some(why);
-    Response::Control(ControlResponse::Reloaded(Reloaded {
-        refused,
-        ..Reloaded::default()
-    }))
-    .into()
 }
 
 fn wait(heard: &Receiver<&'static str>, log: &Log) -> &'static str {

@@ -25,8 +25,7 @@ use crate::signals::Signals;
 use crate::starter::Starter;
 use crate::state::{self, Holder};
 use crate::status::{mount_of, name_of};
-use crate::up::keeper;
-use crate::{out, usage};
+use crate::{kept, out, usage};
 
 /// Time between two looks at the daemon: a short end is seen at once, a long one not disturbed.
 const LOOK_FIRST: Duration = Duration::from_millis(5);
@@ -96,7 +95,7 @@ enum End {
 /// Runs the command.
 pub fn run(args: &DownArgs) -> Result<Exit, Failure> {
     let state = state_or_only(args.state.as_deref())?;
-    let Some(daemon) = running(args, &state)? else {
+    let Some(daemon) = kept::running(&state, args.drain)? else {
         return Err(not_running(&state));
     };
     let starter = Starter::of(&state);
@@ -130,7 +129,7 @@ pub fn run(args: &DownArgs) -> Result<Exit, Failure> {
         u64::try_from(t.as_millis()).unwrap_or(u64::MAX).max(1)
     });
     // A server that dies while it stops is not to come back.
-    let was_kept = stays_down(&state)?;
+    let was_kept = kept::stays_down(&state)?;
     daemon.shutdown(args.drain, timeout_ms).map_err(fail)?;
     let mut wait = Wait::new(args, &state, starter, before);
     let end = wait.follow(&daemon, &signals)?;
@@ -153,39 +152,6 @@ pub fn run(args: &DownArgs) -> Result<Exit, Failure> {
         End::Stalled => Exit::Partial,
         End::Interrupted => Exit::Interrupted,
     })
-}
-
-/// The server, if it is to be stopped. One that has died and is about to be started again is waited
-/// for where it is to be drained, and else stays down.
-fn running(args: &DownArgs, state: &Path) -> Result<Option<Daemon>, Failure> {
-    if let Some(daemon) = Daemon::try_connect(state)? {
-        return Ok(Some(daemon));
-    }
-    if args.drain
-        && let Some(daemon) = keeper::await_server(state)?
-    {
-        return Ok(Some(daemon));
-    }
-    if !stays_down(state)? {
-        return Ok(None);
-    }
-    // It may have begun to serve just now.
-    if let Some(daemon) = Daemon::try_connect(state)? {
-        return Ok(Some(daemon));
-    }
-    let mut failure = not_running(state);
-    let line = "; it was to be started again by itself, and is not now";
-    failure.message.push_str(line);
-    Err(failure)
-}
-
-/// From now on nothing starts the server again; whether something would have.
-fn stays_down(state: &Path) -> Result<bool, Failure> {
-    match keeper::dismiss(state) {
-        // The server does not stop for this user either, and says so.
-        Err(error) if error.kind() == std::io::ErrorKind::PermissionDenied => Ok(false),
-        done => done.explain(state.display(), ""),
-    }
 }
 
 /// Ids of the metadata servers that take over from server `id`, where they run.
@@ -247,7 +213,7 @@ fn end_plain(
     how: &str,
 ) -> Result<Exit, Failure> {
     let signals = Signals::count().explain("signals", "")?;
-    stays_down(run)?;
+    kept::stays_down(run)?;
     let stopped = daemon.shutdown(false, 0);
     stopped.map_err(|error| daemon.failure(error, "stop it"))?;
     let begun = Instant::now();

@@ -30,6 +30,7 @@ mod fsck;
 mod history;
 mod instance;
 mod job;
+mod kept;
 mod keygen;
 mod mount;
 mod mounts;

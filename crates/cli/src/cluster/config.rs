@@ -13,11 +13,10 @@ use super::address::is_here;
 use super::checks::{Checks, rack_number};
 use super::error::{ConfigError, Problem};
 use super::written::Written;
-use crate::up::again::Read;
 use crate::up::given::Given;
 use crate::up::layers::{ConfigFile, Layers};
 use crate::up::limits::check_each_once;
-use crate::up::settle::{Plan, settle_member};
+use crate::up::settle::{Plan, Read, settle_member};
 use crate::up::values::{Folder, Size, Ssd};
 
 /// Threads of a mount: more than these only cost memory.

@@ -6,12 +6,13 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Weak};
 
 use forebay_server::{Instance, LiveSettings, Settings};
-use forebay_wire::control::Reloaded;
+use forebay_wire::control::{ControlResponse, Reloaded};
+use forebay_wire::{Reply, Response};
 use parking_lot::Mutex;
 
 use super::UpArgs;
 use super::layers::ConfigFile;
-use super::settle::Plan;
+use super::settle::Read;
 use crate::exit::{Explain, Failure};
 
 /// Where the settings of a start are from.
@@ -19,15 +20,6 @@ use crate::exit::{Explain, Failure};
 pub struct Sources {
     pub(super) args: UpArgs,
     pub(super) config: Option<PathBuf>,
-}
-
-/// What the sources have said.
-#[derive(Clone)]
-pub struct Read {
-    /// What follows from it.
-    pub plan: Plan,
-    /// Every key that is given, with its value.
-    pub texts: BTreeMap<String, String>,
 }
 
 impl Sources {
@@ -194,6 +186,16 @@ fn changed(old: &BTreeMap<String, String>, new: &BTreeMap<String, String>) -> Ve
     keys.dedup();
     keys.retain(|key| old.get(key) != new.get(key));
     keys
+}
+
+/// Of a server that reads no settings while it runs.
+pub fn refused(why: String) -> Reply {
+    let refused = Some(why);
+    Response::Control(ControlResponse::Reloaded(Reloaded {
+        refused,
+        ..Reloaded::default()
+    }))
+    .into()
 }
 
 /// What came of it, in one line.

@@ -9,8 +9,8 @@ use forebay_mount::{Company, MountOptions, Mounted};
 use forebay_server::Instance;
 use forebay_wire::InMemory;
 
-use super::again::{Again, Read, Sources};
-use super::settle::Plan;
+use super::again::{Again, Sources};
+use super::settle::{Plan, Read};
 use super::supervisor::Supervisor;
 use super::tiers;
 use crate::abort::Aborter;

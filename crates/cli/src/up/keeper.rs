@@ -38,7 +38,7 @@ const PAUSES: (Duration, Duration) = (Duration::from_millis(200), Duration::from
 const STEADY: Duration = Duration::from_secs(60);
 /// So many starts may fail one after the other, which takes some three minutes.
 const TRIES: u32 = 12;
-/// A keeper that is told to end does so within this time, and so does a server that it was starting.
+/// A keeper that is told to end does so within this time, and a server that it was starting, too.
 const END_LIMIT: Duration = Duration::from_secs(5);
 /// A server that has just died is started again within this time, unless it takes long to start.
 const SOON: Duration = Duration::from_secs(20);

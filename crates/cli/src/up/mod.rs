@@ -27,12 +27,12 @@ use clap::Args;
 use clap::builder::{OsStringValueParser, TypedValueParser};
 use forebay_types::format_size;
 
-use self::again::{Read, Sources};
+use self::again::Sources;
 use self::detach::Readiness;
 use self::front::{Front, MountHere};
 use self::layers::{ConfigFile, Layers};
 use self::log::Log;
-use self::settle::Plan;
+use self::settle::{Plan, Read};
 use self::values::{Count, FromText, Level, PolicyName, Size, parse_ssd};
 use crate::exit::{Exit, Explain, Failure, reason};
 use crate::paths::need_working_directory;

@@ -1,5 +1,6 @@
 //! From what the sources say to what the server is started with.
 
+use std::collections::BTreeMap;
 use std::fmt::Display;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -42,6 +43,15 @@ pub struct Plan {
     pub http: Option<Listen>,
     /// Whoever comes there over TCP is shown names of files and applications.
     pub http_names: bool,
+}
+
+/// What the sources have said.
+#[derive(Clone)]
+pub struct Read {
+    /// What follows from it.
+    pub plan: Plan,
+    /// Every key that is given, with its value.
+    pub texts: BTreeMap<String, String>,
 }
 
 /// What a person calls a setting: a flag of `up`, or a key of `cluster.toml`.

@@ -12,11 +12,11 @@ use forebay_wire::{Peer, Reply, Request, Response, Service, UnixServer};
 use parking_lot::Mutex;
 
 use super::Announce;
+use super::again;
 use super::front::Front;
 use super::log::Log;
 use super::run::tell;
 use super::settle::Plan;
-use crate::data::refused_reload;
 use crate::exit::{Exit, Explain, Failure};
 use crate::state::{self, SocketPath};
 
@@ -220,7 +220,7 @@ impl Service for Orders {
                 }
             }
             Request::Control(Control::Shutdown { .. }) => Errno::EPERM.into(),
-            Request::Control(Control::Reload) => refused_reload(format!(
+            Request::Control(Control::Reload) => again::refused(format!(
                 "it stands by, and reads the file when it takes over; {} leads: `forebay reload` there",
                 self.leader.lock()
             )),

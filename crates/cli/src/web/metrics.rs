@@ -6,7 +6,9 @@
 
 use std::fmt::Write;
 
-use forebay_wire::control::{ApplicationStatus, NodeStatus, StatusBits, TierStatus};
+use forebay_wire::control::{ApplicationStatus, LimitStatus, NodeStatus, StatusBits, TierStatus};
+
+use crate::owners::kind_of;
 
 /// How the text is written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -161,6 +163,7 @@ pub fn render(bits: &StatusBits, format: Format) -> String {
         if !bits.names_hidden {
             unpublished(&mut text, bits);
             applications(&mut text, &bits.applications);
+            limits(&mut text, &bits.limits);
         }
         network(&mut text, bits);
         nodes(&mut text, &bits.nodes);
@@ -452,6 +455,42 @@ fn applications(text: &mut Text, applications: &[ApplicationStatus]) {
     }
 }
 
+fn limits(text: &mut Text, limits: &[LimitStatus]) {
+    type Of = fn(&LimitStatus) -> Option<Figure>;
+    let families: [(&str, &str, Of); 4] = [
+        (
+            "forebay_owner_held_bytes",
+            "Occupied or set aside by files of a user or group with a limit.",
+            |l| Some(l.used_bytes.into()),
+        ),
+        (
+            "forebay_owner_held_limit_bytes",
+            "What that may be, where `capacity` limits it.",
+            |l| l.capacity_bytes.map(Into::into),
+        ),
+        (
+            "forebay_owner_undrained_bytes",
+            "Of what is held, not yet on the PFS.",
+            |l| Some(l.dirty_bytes.into()),
+        ),
+        (
+            "forebay_owner_undrained_limit_bytes",
+            "What that may be, where `undrained` limits it.",
+            |l| l.undrained_bytes.map(Into::into),
+        ),
+    ];
+    for (name, help, of) in families {
+        let mut family = text.family(name, Kind::Gauge, help);
+        for limit in limits {
+            if let Some(value) = of(limit) {
+                let kind = kind_of(limit);
+                let labels = [("kind", kind.name()), ("owner", &kind.name_of(limit.id))];
+                family.sample(&labels, value);
+            }
+        }
+    }
+}
+
 fn network(text: &mut Text, bits: &StatusBits) {
     let Some(network) = &bits.network else {
         return;
@@ -555,6 +594,15 @@ mod tests {
                 used_bytes: 7,
                 ..TierStatus::default()
             }],
+            limits: vec![LimitStatus {
+                is_group: false,
+                id: 0,
+                used_bytes: 9,
+                capacity_bytes: Some(10),
+                dirty_bytes: 8,
+                undrained_bytes: None,
+                beyond: "wait".into(),
+            }],
             network: Some(Box::default()),
             second_copies: Some(SecondCopiesStatus::default()),
             nodes: vec![NodeStatus {
@@ -582,6 +630,23 @@ mod tests {
         assert!(text.contains("forebay_node_missing_seconds{server=\"2\",rack=\"\"} 61.005\n"));
         assert!(text.contains("forebay_build_info{version=\"0.1.0\"} 1\n"));
         assert!(text.contains("forebay_errors_total 0\n"));
+    }
+
+    #[test]
+    fn users_with_a_limit_are_named_with_what_they_hold() {
+        let text = render(&full(), Format::Open);
+        let lines = [
+            "forebay_owner_held_bytes{kind=\"user\",owner=\"root\"} 9\n",
+            "forebay_owner_held_limit_bytes{kind=\"user\",owner=\"root\"} 10\n",
+            "forebay_owner_undrained_bytes{kind=\"user\",owner=\"root\"} 8\n",
+        ];
+        assert!(lines.iter().all(|line| text.contains(line)), "{text}");
+        assert!(!text.contains("forebay_owner_undrained_limit_bytes{"));
+        let hidden = StatusBits {
+            names_hidden: true,
+            ..full()
+        };
+        assert!(!render(&hidden, Format::Open).contains("forebay_owner_"));
     }
 
     #[test]

@@ -148,6 +148,11 @@ function tables(status) {
   table("applications", ["Application", "Newest version", "In the buffer", "Undrained", "Written in the period", "Expected", "MTBF"], (status.applications || []).map((app) => [
     app.name, app.version === null ? "–" : String(app.version), bytes(app.resident_bytes), bytes(app.dirty_bytes), bytes(app.dwsf_bytes), bytes(app.dwpp_bytes), span(app.mtbf_s),
   ]), status.names_hidden ? "names are not shown here: forebay status has them" : "none has anything here");
+  const limits = status.names_hidden ? [] : status.limits || [];
+  $("limits-part").hidden = limits.length === 0;
+  table("limits", ["Of", "Held", "At most", "Undrained", "At most", "Beyond"], limits.map((limit) => [
+    `${limit.kind} ${limit.name}`, bytes(limit.used_bytes), bytes(limit.capacity_bytes), bytes(limit.dirty_bytes), bytes(limit.undrained_bytes), limit.beyond,
+  ]), "");
 }
 
 function problems(status) {

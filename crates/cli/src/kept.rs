@@ -1,0 +1,42 @@
+//! Servers that are started again by themselves, and are to be stopped.
+
+use std::path::Path;
+
+use crate::control::Daemon;
+use crate::dead::not_running;
+use crate::exit::{Explain, Failure};
+use crate::up::keeper;
+
+/// The server, if it is to be stopped. One that has died and is about to be started again is waited
+/// for where it is to be drained, and else stays down.
+///
+/// # Errors
+/// It stays down, or does not answer.
+pub fn running(state: &Path, drains: bool) -> Result<Option<Daemon>, Failure> {
+    if let Some(daemon) = Daemon::try_connect(state)? {
+        return Ok(Some(daemon));
+    }
+    if drains && let Some(daemon) = keeper::await_server(state)? {
+        return Ok(Some(daemon));
+    }
+    if !stays_down(state)? {
+        return Ok(None);
+    }
+    // It may have begun to serve just now.
+    if let Some(daemon) = Daemon::try_connect(state)? {
+        return Ok(Some(daemon));
+    }
+    let mut failure = not_running(state);
+    let line = "; it was to be started again by itself, and is not now";
+    failure.message.push_str(line);
+    Err(failure)
+}
+
+/// From now on nothing starts the server again; whether something would have.
+pub fn stays_down(state: &Path) -> Result<bool, Failure> {
+    match keeper::dismiss(state) {
+        // The server does not stop for this user either, and says so.
+        Err(error) if error.kind() == std::io::ErrorKind::PermissionDenied => Ok(false),
+        done => done.explain(state.display(), ""),
+    }
+}
