@@ -259,6 +259,11 @@ Kill the server of node 2, and start it again:
 
 $AWAY
 
+With --restart a server that is killed comes back by itself, within seconds: end one, start it so, and kill it.
+
+  $FOREBAY down --state $DIR/state-2
+  $DIR/on 2 $FOREBAY server --config $DIR/cluster.toml --id 2 --detach --restart
+
 Kill the mount of node 2, and mount it again:
 
   kill -9 \$(cat $DIR/run/*2/forebay.pid)
