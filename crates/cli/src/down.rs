@@ -128,9 +128,9 @@ pub fn run(args: &DownArgs) -> Result<Exit, Failure> {
     let timeout_ms = args.timeout.map_or(0, |t| {
         u64::try_from(t.as_millis()).unwrap_or(u64::MAX).max(1)
     });
+    daemon.shutdown(args.drain, timeout_ms).map_err(fail)?;
     // A server that dies while it stops is not to come back.
     let was_kept = kept::stays_down(&state)?;
-    daemon.shutdown(args.drain, timeout_ms).map_err(fail)?;
     let mut wait = Wait::new(args, &state, starter, before);
     let end = wait.follow(&daemon, &signals)?;
     let left = wait.report(&daemon, end);
@@ -213,9 +213,9 @@ fn end_plain(
     how: &str,
 ) -> Result<Exit, Failure> {
     let signals = Signals::count().explain("signals", "")?;
-    kept::stays_down(run)?;
     let stopped = daemon.shutdown(false, 0);
     stopped.map_err(|error| daemon.failure(error, "stop it"))?;
+    kept::stays_down(run)?;
     let begun = Instant::now();
     while matches!(state::holder(run), Ok(Some(Holder::Process(_)))) {
         if signals.sleep(Duration::from_millis(20)) {

@@ -5,6 +5,7 @@ use std::path::Path;
 use crate::control::Daemon;
 use crate::dead::not_running;
 use crate::exit::{Explain, Failure};
+use crate::state::{self, Holder};
 use crate::up::keeper;
 
 /// The server, if it is to be stopped. One that has died and is about to be started again is waited
@@ -18,6 +19,10 @@ pub fn running(state: &Path, drains: bool) -> Result<Option<Daemon>, Failure> {
     }
     if drains && let Some(daemon) = keeper::await_server(state)? {
         return Ok(Some(daemon));
+    }
+    // Who is to be drained is not ended while it starts: what it has would stay undrained.
+    if drains && matches!(state::holder(state), Ok(Some(Holder::Process(_)))) {
+        return Ok(None);
     }
     if !stays_down(state)? {
         return Ok(None);

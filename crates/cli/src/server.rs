@@ -19,7 +19,7 @@ use crate::up::detach::{self, Readiness};
 use crate::up::front::{Front, OpenFront};
 use crate::up::keeper::{self, Starts};
 use crate::up::layers::BOOT_ID;
-use crate::up::settle::Plan;
+use crate::up::settle::{Plan, Read};
 use crate::up::supervisor::Supervisor;
 use crate::up::{resources, start_planned, tiers};
 use crate::usage;
@@ -123,7 +123,7 @@ fn starts(args: &ServerArgs) -> Result<Starts, Failure> {
 fn start(args: &ServerArgs, readiness: &mut Readiness) -> Result<Exit, Failure> {
     let refused = |error: &dyn std::error::Error| Failure::fatal(error.to_string());
     let config = std::path::absolute(&args.config).explain(args.config.display(), "")?;
-    let cluster = Cluster::load(&config)?;
+    let (cluster, texts) = Cluster::load_with_texts(&config)?;
     let server = cluster.server(args.id)?.clone();
     let key = Key::read(&cluster.key).map_err(|e| refused(&e))?;
     cluster.check_here(&server)?;
@@ -145,8 +145,12 @@ fn start(args: &ServerArgs, readiness: &mut Readiness) -> Result<Exit, Failure> 
     if cluster.has_standby() {
         plan.settings.wait_for_holders = STANDBY_DATA_SERVERS;
     }
+    let in_force = Read {
+        plan: plan.clone(),
+        texts,
+    };
     let front = Network {
-        again: again(&config, server.id)?,
+        again: again(&config, server.id, &in_force),
         cluster,
         server,
         key,
@@ -157,14 +161,12 @@ fn start(args: &ServerArgs, readiness: &mut Readiness) -> Result<Exit, Failure> 
 }
 
 /// The settings, to be read again while it runs.
-fn again(config: &Path, id: u16) -> Result<Arc<Again>, Failure> {
+fn again(config: &Path, id: u16, in_force: &Read) -> Arc<Again> {
     let read_all = move |path: &Path| {
         let read = Cluster::read_for(path, id, resources::may_mount());
         Ok(read?)
     };
-    let in_force = read_all(config)?;
-    let again = Again::of(Box::new(read_all), Some(config.into()), &in_force);
-    Ok(Arc::new(again))
+    Arc::new(Again::of(Box::new(read_all), Some(config.into()), in_force))
 }
 
 /// Where the records are.

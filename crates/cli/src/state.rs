@@ -221,6 +221,12 @@ pub fn write_pid(file: &mut File) -> io::Result<()> {
     writeln!(file, "{}", std::process::id())
 }
 
+/// Whether the process that served lives, and has not the state folder: it starts itself anew.
+pub fn is_between(state: &Path) -> bool {
+    let pid = || read_pid(&mut open(state, PID, OFlags::RDONLY, 0).ok()?);
+    matches!(holder(state), Ok(Some(Holder::Nobody))) && pid().is_some_and(is_alive)
+}
+
 /// Whether a process exists and is not on its way out.
 fn is_alive(pid: u32) -> bool {
     // Read as bytes: the name in it need not be UTF-8.

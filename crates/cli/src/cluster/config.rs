@@ -1,5 +1,6 @@
 //! A cluster as the commands work with it.
 
+use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -136,16 +137,26 @@ impl Cluster {
         Cluster::of_file(&ConfigFile::read(path).map_err(text)?)
     }
 
+    /// The same, with every key that the file gives.
+    ///
+    /// # Errors
+    /// As those of [`Cluster::load`].
+    pub fn load_with_texts(
+        path: &Path,
+    ) -> Result<(Cluster, BTreeMap<String, String>), ConfigError> {
+        let text = |failure: crate::exit::Failure| ConfigError::Unreadable(failure.message);
+        let file = ConfigFile::read(path).map_err(text)?;
+        let texts = Layers::of_file(&file).map_err(text)?.texts();
+        Ok((Cluster::of_file(&file)?, texts))
+    }
+
     /// What a server is started with now, with every key that the file gives.
     ///
     /// # Errors
     /// As those of [`Cluster::load`] and [`Cluster::plan`].
     pub fn read_for(path: &Path, id: u16, may_mount: bool) -> Result<Read, ConfigError> {
-        let text = |failure: crate::exit::Failure| ConfigError::Unreadable(failure.message);
-        let file = ConfigFile::read(path).map_err(text)?;
-        let cluster = Cluster::of_file(&file)?;
+        let (cluster, texts) = Cluster::load_with_texts(path)?;
         let plan = cluster.plan(cluster.server(id)?, may_mount)?;
-        let texts = Layers::of_file(&file).map_err(text)?.texts();
         Ok(Read { plan, texts })
     }
 

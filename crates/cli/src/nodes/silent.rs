@@ -22,9 +22,9 @@ const END_LIMIT: Duration = Duration::from_secs(30);
 /// It answers, or is not known to be the server, or does not end.
 pub fn end_here(state: &Path, patience: Duration) -> Result<String, Failure> {
     let name = state.display();
-    // It is not to be started again.
-    keeper::dismiss(state).explain(&name, "")?;
     let Some(pid) = server_of(state)? else {
+        // It is not to be started again.
+        keeper::dismiss(state).explain(&name, "")?;
         return Ok("does not run".into());
     };
     let asked = state.to_path_buf();
@@ -50,6 +50,7 @@ pub fn end_here(state: &Path, patience: Duration) -> Result<String, Failure> {
             "{name}: its server has changed meanwhile; try again"
         )));
     }
+    keeper::dismiss(state).explain(&name, todo)?;
     let killed = pidfd_send_signal(process, Signal::KILL);
     killed.map_err(std::io::Error::from).explain(&name, todo)?;
     let begun = Instant::now();

@@ -183,8 +183,14 @@ fn order(plan: &Plan, (server, host): &(&Server, &str), what: &str) -> Result<St
 /// # Errors
 /// It leads, or does not end.
 pub fn end_here(state: &Path) -> Result<String, Failure> {
-    let was_kept = keeper::dismiss(state).explain(state.display(), "")?;
     let Some(daemon) = at(state)? else {
+        let was_kept = keeper::dismiss(state).explain(state.display(), "")?;
+        if at(state)?.is_some() {
+            return Err(Failure::fatal(format!(
+                "{}: its server has just come; try again",
+                state.display()
+            )));
+        }
         let word = Standing::Down.word();
         return Ok(match was_kept {
             true => format!("{}: {word}, and is not started again", state.display()),
@@ -203,6 +209,7 @@ pub fn end_here(state: &Path) -> Result<String, Failure> {
         Err(AskError::Refused(Errno::EAGAIN) | AskError::Gone) => return Err(leads()),
         Err(error) => return Err(daemon.failure(error, "stop it")),
     }
+    keeper::dismiss(state).explain(state.display(), "")?;
     let begun = Instant::now();
     while matches!(state::holder(state), Ok(Some(Holder::Process(_)))) {
         if begun.elapsed() >= END_LIMIT {

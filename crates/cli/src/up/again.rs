@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Weak};
 
+use forebay_policy::durability::Durability;
 use forebay_server::{Instance, LiveSettings, Settings};
 use forebay_wire::control::{ControlResponse, Reloaded};
 use forebay_wire::{Reply, Response};
@@ -92,8 +93,18 @@ fn how(key: &str, from: &Settings, to: &Settings) -> Option<Take> {
     if key.starts_with("history.") && from.history.is_on() != to.history.is_on() {
         return None;
     }
+    // Second copies, and where servers and racks are, belong to the start.
+    if key == "rule" && (is_of_servers(from) || is_of_servers(to)) {
+        return None;
+    }
     let found = TAKEN.iter().find(|(taken, _)| *taken == key);
     found.map(|(_, take)| *take)
+}
+
+/// Whether a rule of the settings is about servers.
+fn is_of_servers(settings: &Settings) -> bool {
+    let mut rules = settings.rules.iter();
+    rules.any(|rule| rule.placement.is_some() || rule.durability == Some(Durability::Replica))
 }
 
 impl Again {
@@ -174,6 +185,9 @@ impl Again {
         }
         if live.history.is_some() {
             in_force.settings.history = new.history;
+        }
+        if let Some(rules) = &live.rules {
+            in_force.settings.rules.clone_from(rules);
         }
         Ok((reloaded, live))
     }

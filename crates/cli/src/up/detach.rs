@@ -168,8 +168,9 @@ impl Readiness {
             out::complain(&format!("{line}; Ctrl-C stops it"));
             return notify::ready(line).explain("NOTIFY_SOCKET", "systemd waits for it");
         }
-        say(&one_line(&format!("ready {line}"))).explain("interrupted", "")?;
+        // Before anybody is told: whoever ends the keeper from now on leaves the server.
         keeper::serves().explain("what starts the server again", "")?;
+        say(&one_line(&format!("ready {line}"))).explain("interrupted", "")?;
         let null = File::options()
             .read(true)
             .write(true)

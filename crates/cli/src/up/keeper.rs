@@ -223,6 +223,11 @@ pub fn dismiss(state: &Path) -> io::Result<bool> {
         return Ok(false);
     };
     let begun = Instant::now();
+    // One that starts itself anew has no lock for a moment, and lives on without its keeper.
+    while begun.elapsed() < SOON && state::is_between(state) {
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    let begun = Instant::now();
     let mut was_there = false;
     while file.try_lock_shared().is_err() {
         was_there = true;

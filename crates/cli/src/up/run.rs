@@ -159,10 +159,6 @@ fn open_and_wait(
 ) -> Result<(), Failure> {
     if let Some(again) = front.again() {
         instance.reload_by(Box::new(again.call(instance)));
-        if front.stands_by_as().is_some() {
-            // The file may have changed since it began to stand by.
-            instance.reload();
-        }
     }
     let settings = &plan.settings;
     let socket = SocketPath::of(&settings.state).explain(settings.state.display(), "")?;
@@ -175,6 +171,9 @@ fn open_and_wait(
     let ready = announce();
     if ready.is_ok() {
         tracing::info!("{} answers", front.name(plan).display());
+        if front.stands_by_as().is_some() {
+            read_again(instance);
+        }
         let why = wait_stop(front, instance);
         tracing::info!("stopping: {why}");
     }
@@ -189,6 +188,21 @@ fn open_and_wait(
     open.close(instance);
     drop(control);
     ready
+}
+
+/// The file may have changed while the server stood by. Nobody waits until it is read, with the
+/// names of hosts in it.
+fn read_again(instance: &Arc<Instance>) {
+    let instance = Arc::downgrade(instance);
+    let read = std::thread::Builder::new()
+        .name("fb-reload".into())
+        .spawn(move || {
+            // The log says what came of it.
+            instance.upgrade().map(|instance| instance.reload())
+        });
+    if let Err(error) = read {
+        tracing::error!("the file is not read again: {}", reason(&error));
+    }
 }
 
 /// Of what starts itself anew systemd need not hear.

@@ -350,7 +350,9 @@ impl Files {
     /// The file's tier has no room for it: it moves to another tier that has, or to the overflow.
     fn move_on(&self, open: &OpenFile, len: u64, refused: Refused) -> Result<(), Failure> {
         let to = |file: &File, tier, size| match refused {
-            Refused::DirtyCap | Refused::Limit { .. } | Refused::Gone => self.overflow(),
+            Refused::DirtyCap | Refused::Limit { .. } | Refused::Gone => {
+                Ok(self.buffer.tiers().need_overflow(self.ns.pfs())?)
+            }
             Refused::Tier { .. } => self.other_tier(file, tier, size + len),
         };
         self.move_here(open, to)

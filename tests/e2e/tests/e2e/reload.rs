@@ -146,7 +146,7 @@ fn command_reload_of_a_cluster_is_taken_by_who_leads_and_by_who_takes_over() {
     fleet.start_metadata(1);
     let file = fleet.base().join("cluster.toml");
     let text = fs::read_to_string(&file).expect("read");
-    let first = "[[rule]]\npath = \"/first/**\"\nservers = [2]\n";
+    let first = "[[rule]]\npath = \"/first/**\"\ndurability = \"memory\"\n";
     let text = format!("policy = \"maxeff\"\npfs_timeout = \"9s\"\n{text}{first}");
     fs::write(&file, &text).expect("write");
     let reload = |which: usize| {
@@ -169,7 +169,7 @@ fn command_reload_of_a_cluster_is_taken_by_who_leads_and_by_who_takes_over() {
         "{refused:?}"
     );
     // A server that is not there is refused, as at a start.
-    let bad = text.replace("servers = [2]", "servers = [77]");
+    let bad = format!("{text}servers = [77]\n");
     fs::write(&file, bad).expect("write");
     let refused = reload(0);
     assert!(
@@ -177,12 +177,20 @@ fn command_reload_of_a_cluster_is_taken_by_who_leads_and_by_who_takes_over() {
         "{refused:?}"
     );
 
+    // Where servers are, and second copies, belong to the start.
+    fs::write(&file, format!("{text}servers = [2]\n")).expect("write");
+    let output = reload(0);
+    let expected = json!({"taken": [], "restart": ["pfs_timeout", "rule"]});
+    assert_eq!((output.code, json_of(&output)), (3, expected));
+
     let second = "[[rule]]\npath = \"/second/**\"\ndurability = \"pfs\"\n";
     fs::write(&file, format!("{text}{second}")).expect("write");
     fleet.kill_metadata(0);
     wait_until("the other one leads", || fleet.leads(1));
     let (node, state) = (fleet.metadata_node(1), fleet.metadata_state(1));
-    let shown = json_of(&on(&fleet, node, &state, &["policy", "--json"]).ok());
+    let policy = || json_of(&on(&fleet, node, &state, &["policy", "--json"]).ok());
+    wait_until("it has read the file", || policy()["policy"] == "maxeff");
+    let shown = policy();
     let paths: Vec<&str> = shown["rules"]
         .as_array()
         .expect("rules")
