@@ -45,7 +45,7 @@ fn only(table: &[MountEntry]) -> Result<PathBuf, Failure> {
     }
     match found[..] {
         [] => Err(Failure::fatal(
-            "no burst buffer is mounted here; start one with `forebay up`, or name one with --state (of a server: \
+            "no burst buffer is mounted here; start one with `forebay up`, or give --state DIR (of a server: \
              the `state` in cluster.toml)",
         )
         .with(Errno::ENOTCONN)),

@@ -185,7 +185,11 @@ fn nothing_running_is_one_line() {
         &forebay(&["down", "--state", "/nowhere/at/all"]),
         "No such file",
     );
-    assert_refused(&forebay(&["down"]), "give --state DIR");
+    // One that is mounted on this machine would be found, and stopped.
+    let mounts = std::fs::read_to_string("/proc/self/mounts").expect("mounts");
+    if !mounts.contains("fuse.forebay") {
+        assert_refused(&forebay(&["down"]), "give --state DIR");
+    }
     assert_refused(&forebay(&["where", path]), "not in a burst buffer");
     std::fs::write(state.path().join("forebay.lock"), "1\n").expect("write");
     assert_refused(
