@@ -103,6 +103,7 @@ impl Files {
             return Ok(());
         };
         let mut tries = 0;
+        let writer = *open.writer.lock();
         let next = loop {
             tries += 1;
             match self.ns.node(open.ino) {
@@ -116,7 +117,7 @@ impl Files {
                 }
                 // It may have been renamed since.
                 Ok(Node::Plain(now)) if now.id == node.id && self.ns.stat_plain(&now).is_ok() => {
-                    match self.first_change(&now, file, truncates, *open.writer.lock()) {
+                    match self.first_change(&now, file, truncates, writer) {
                         Err(failure) if is_overtaken(failure.errno()) && tries < TRIES => {}
                         // It comes in and leaves again and again: beside a record it must not be
                         // changed.
