@@ -102,11 +102,11 @@ impl World {
     }
 
     /// Then its time of modification is anybody's guess: where its tier has no room for more, the
-    /// kernel is made to wait, which leaves its mark on that.
+    /// kernel is made to wait, which leaves its mark on that. A client that writes by requests
+    /// counts as well, beside one whose kernel has the file.
     pub fn is_written_unseen(&self, id: Id) -> bool {
-        let of_it = self.opens.iter().filter(|open| open.id == id);
-        let mut unseen = of_it.filter(|open| open.unseen.is_some());
-        unseen.any(|open| open.flags.writes())
+        let mut of_it = self.opens.iter().filter(|open| open.id == id);
+        of_it.clone().any(|open| open.unseen.is_some()) && of_it.any(|open| open.flags.writes())
     }
 
     pub fn open_any(&mut self) {
