@@ -145,6 +145,7 @@ fn limit_json(limit: &LimitInForce) -> Value {
         "id": id,
         "capacity_bytes": limit.capacity_bytes,
         "undrained_bytes": limit.undrained_bytes,
+        "rate_bytes_per_s": limit.rate_bytes_per_s,
         "beyond": limit.beyond,
     })
 }
@@ -154,6 +155,9 @@ fn limit_in_words(limit: &LimitInForce) -> String {
     let parts = [
         named("capacity", limit.capacity_bytes),
         named("undrained", limit.undrained_bytes),
+        limit
+            .rate_bytes_per_s
+            .map(|rate| format!("rate {}/s", format_size(rate))),
         Some(format!("beyond: {}", limit.beyond)),
     ];
     let parts: Vec<String> = parts.into_iter().flatten().collect();

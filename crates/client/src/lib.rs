@@ -37,6 +37,8 @@ pub enum Progress<T> {
     Done(T),
     /// It would have to wait: ask again, from a thread that may.
     WouldWait,
+    /// Done, and the program that asked is to hear of it after this time.
+    Paced(T, Duration),
 }
 
 /// Calls to one server.
@@ -483,6 +485,10 @@ impl Client {
         let reply = self.connection.call_on(link, request, data, &mut [])?;
         match reply.response {
             Response::Moved(bytes) => Ok(Progress::Done(bytes as usize)),
+            Response::Paced { bytes, pause_ms } => {
+                let pause = Duration::from_millis(pause_ms.into());
+                Ok(Progress::Paced(bytes as usize, pause))
+            }
             Response::WouldWait => Ok(Progress::WouldWait),
             other => unexpected(other),
         }

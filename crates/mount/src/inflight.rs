@@ -35,6 +35,7 @@ use crate::asker;
 use crate::belief::Belief;
 use crate::convert::{attr, errno};
 use crate::forgets::{Began, Forgets};
+use crate::paced::PacedAnswers;
 use crate::recalled::{Asked, Recalled};
 
 mod watch;
@@ -197,6 +198,7 @@ pub(crate) struct InFlightTable {
     device: OnceLock<OwnedFd>,
     on_death: OnceLock<OnDeath>,
     recalled: Arc<Recalled>,
+    pub(crate) paced: PacedAnswers,
     me: Weak<InFlightTable>,
 }
 
@@ -254,6 +256,7 @@ impl InFlightTable {
             device: OnceLock::new(),
             on_death: OnceLock::new(),
             recalled: recalled.clone(),
+            paced: PacedAnswers::default(),
             slots: Mutex::default(),
             tick: AtomicU64::new(1),
             readers,

@@ -17,6 +17,7 @@ mod listing;
 mod locks;
 mod notices;
 mod opening;
+mod paced;
 mod pool;
 mod probe;
 mod readahead;

@@ -1,6 +1,7 @@
 //! Reads, writes and changes of space that the kernel does not do by itself.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use forebay_client::Progress;
 use forebay_types::{Errno, Handle, Ino};
@@ -9,7 +10,7 @@ use fuser::{ReplyData, ReplyEmpty, ReplyLseek, ReplyWrite, ReplyXattr};
 
 use crate::belief::Belief;
 use crate::convert::{errno, seek_what, space_change};
-use crate::inflight::{Turn, finish};
+use crate::inflight::{InFlightTable, Turn, finish};
 use crate::notices::TO_THE_END;
 use crate::pool::Pool;
 use crate::serving::Adapter;
@@ -75,6 +76,8 @@ impl Adapter {
             how,
             belief: self.belief.clone(),
             forgetters: self.forgetters.clone(),
+            in_flight: self.in_flight.clone(),
+            thread,
         };
         let turn = self.in_flight.turn(reply);
         let written = self.client.write(handle, offset, data, how, thread);
@@ -151,28 +154,31 @@ struct Written {
     how: WriteHow,
     belief: Arc<Belief>,
     forgetters: Pool,
+    in_flight: Arc<InFlightTable>,
+    thread: u32,
 }
 
 impl Written {
     /// Answers it. Without a reply the watchdog has done so, and the kernel has taken up nothing of
     /// what was written all the same.
     fn end(self, reply: Option<ReplyWrite>, written: Result<Progress<usize>, Errno>) {
-        let (n, reply) = match (written, reply) {
-            (Ok(Progress::Done(n)), reply) => {
-                if self.how.drop_suid {
-                    self.belief.content_changed(self.node);
-                }
-                let has_pages = !self.how.write_back && self.belief.has_pages(self.node);
-                match (n > 0 && has_pages, reply) {
-                    (false, Some(reply)) => return reply.written(n as u32),
-                    (false, None) => return,
-                    (true, reply) => (n, reply),
-                }
-            }
-            (Ok(Progress::WouldWait), Some(reply)) => return reply.error(errno(Errno::EAGAIN)),
-            (Err(error), Some(reply)) => return reply.error(errno(error)),
-            (_, None) => return,
-        };
+        match (written, reply) {
+            (Ok(Progress::Done(n)), reply) => self.done(n, Duration::ZERO, reply),
+            (Ok(Progress::Paced(n, pause)), reply) => self.done(n, pause, reply),
+            (Ok(Progress::WouldWait), Some(reply)) => reply.error(errno(Errno::EAGAIN)),
+            (Err(error), Some(reply)) => reply.error(errno(error)),
+            (_, None) => {}
+        }
+    }
+
+    fn done(self, n: usize, pause: Duration, reply: Option<ReplyWrite>) {
+        if self.how.drop_suid {
+            self.belief.content_changed(self.node);
+        }
+        let has_pages = !self.how.write_back && self.belief.has_pages(self.node);
+        if n == 0 || !has_pages {
+            return self.answer(n, pause, reply);
+        }
         let forgetters = self.forgetters.clone();
         forgetters.run(Box::new(move |_| {
             match self.how.append {
@@ -180,10 +186,18 @@ impl Written {
                 true => self.belief.was_written(self.node, 0, TO_THE_END),
                 false => self.belief.was_written(self.node, self.offset, n as u64),
             }
-            if let Some(reply) = reply {
-                reply.written(n as u32);
-            }
+            self.answer(n, pause, reply);
         }));
+    }
+
+    fn answer(&self, n: usize, pause: Duration, reply: Option<ReplyWrite>) {
+        let Some(reply) = reply else {
+            return;
+        };
+        match pause.is_zero() {
+            true => reply.written(n as u32),
+            false => (self.in_flight.paced).hold((n as u32, pause), self.thread, reply),
+        }
     }
 }
 

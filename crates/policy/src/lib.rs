@@ -69,6 +69,7 @@ pub mod plan;
 pub mod publication;
 pub mod queue;
 pub mod ratelease;
+pub mod rates;
 pub mod readers;
 pub mod repair;
 pub mod replicas;

@@ -81,6 +81,8 @@ pub struct Limit {
     pub capacity: Option<Amount>,
     /// Of what the PFS does not have.
     pub undrained: Option<Amount>,
+    /// Of what is written, bytes per second: see [`crate::rates`].
+    pub rate_bytes_per_s: Option<u64>,
     /// What happens beyond.
     pub beyond: Beyond,
 }
@@ -101,6 +103,8 @@ pub struct Bounds {
     pub capacity_bytes: Option<u64>,
     /// Of what the PFS does not have.
     pub undrained_bytes: Option<u64>,
+    /// Of what is written, bytes per second.
+    pub rate_bytes_per_s: Option<u64>,
     /// What happens beyond.
     pub beyond: Beyond,
 }
@@ -156,6 +160,7 @@ impl Limits {
             let bounds = Bounds {
                 capacity_bytes: of(limit.capacity),
                 undrained_bytes: of(limit.undrained),
+                rate_bytes_per_s: limit.rate_bytes_per_s,
                 beyond: limit.beyond,
             };
             all.listed.push((limit.whose, bounds));

@@ -9,6 +9,7 @@ fn limit(whose: Whose, capacity: Amount) -> Limit {
         whose,
         capacity: Some(capacity),
         undrained: None,
+        rate_bytes_per_s: None,
         beyond: Beyond::Wait,
     }
 }
@@ -69,6 +70,7 @@ fn bounds() -> impl Strategy<Value = Bounds> {
     (bytes(), bytes(), any::<bool>()).prop_map(|(capacity_bytes, undrained_bytes, direct)| Bounds {
         capacity_bytes,
         undrained_bytes,
+        rate_bytes_per_s: None,
         beyond: if direct { Beyond::Direct } else { Beyond::Wait },
     })
 }
@@ -122,6 +124,7 @@ proptest! {
         let bounds = Bounds {
             capacity_bytes: Some(capacity),
             undrained_bytes: None,
+            rate_bytes_per_s: None,
             beyond: Beyond::Wait,
         };
         if let Err(excess) = bounds.admit(now, more) {

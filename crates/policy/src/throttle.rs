@@ -61,6 +61,15 @@ impl TokenBucket {
         }
     }
 
+    /// Seconds until what is owed is earned, 0 where nothing is; infinite at a rate of 0.
+    pub fn debt_s(&mut self, now_s: f64) -> f64 {
+        self.fill(now_s);
+        match self.rate_bytes_per_s {
+            Some(rate) if self.tokens_bytes < 0.0 => -self.tokens_bytes / rate,
+            _ => 0.0,
+        }
+    }
+
     /// `bytes` pass, whatever the bucket holds.
     pub fn take(&mut self, bytes: u64, now_s: f64) {
         self.fill(now_s);

@@ -85,6 +85,7 @@ impl Rooms {
             },
             capacity_bytes: bounds.capacity_bytes,
             undrained_bytes: bounds.undrained_bytes,
+            rate_bytes_per_s: bounds.rate_bytes_per_s,
             beyond: bounds.beyond.to_string(),
         });
         shown.collect()
@@ -101,6 +102,7 @@ impl Rooms {
                 Owner::User(id) => (false, id),
                 Owner::Group(id) => (true, id),
             };
+            let written = self.buffer.rates().written(owner);
             LimitStatus {
                 is_group,
                 id,
@@ -108,6 +110,9 @@ impl Rooms {
                 capacity_bytes: bounds.capacity_bytes,
                 dirty_bytes: figures.dirty_bytes,
                 undrained_bytes: bounds.undrained_bytes,
+                rate_bytes_per_s: bounds.rate_bytes_per_s,
+                written_bytes: written.bytes,
+                paused_ms: (written.paused_s * 1000.0) as u64,
                 beyond: bounds.beyond.to_string(),
             }
         });

@@ -8,7 +8,7 @@ use forebay_namespace::Published;
 use forebay_tiers::PfsStat;
 use forebay_types::{Cred, Dirent, Errno, Handle, RenameMode, failpoint, limits};
 use forebay_wire::control::{Control, ControlResponse, JobProgress};
-use forebay_wire::{Link, Peer, Reply, Request, Response, Service, Shown};
+use forebay_wire::{Link, Peer, Reply, Request, Response, Service, Shown, WriteHow};
 
 use crate::base::failure::Failure;
 use crate::base::life::StopOrder;
@@ -159,6 +159,15 @@ impl Server {
         })
     }
 
+    fn wrote(&self, handle: Handle, bytes: usize, how: WriteHow) -> Response {
+        let pause = self.rooms.files.pause_after(handle, bytes, how);
+        let bytes = bytes as u32;
+        match u32::try_from(pause.as_millis()).unwrap_or(u32::MAX) {
+            0 => Response::Moved(bytes),
+            pause_ms => Response::Paced { bytes, pause_ms },
+        }
+    }
+
     fn answer_file(
         &self,
         request: Request,
@@ -187,7 +196,7 @@ impl Server {
                 how,
             } => {
                 let written = rooms.files.write(handle, offset, payload, how)?;
-                would_wait(written.map(|n| Response::Moved(n as u32))).into()
+                would_wait(written.map(|n| self.wrote(handle, n, how))).into()
             }
             Request::Fsync { handle, data_only } => {
                 rooms.files.fsync(handle, data_only)?;

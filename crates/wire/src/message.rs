@@ -448,6 +448,10 @@ pub enum Response {
     Bytes(Vec<u8>),
     /// So many bytes were written; of a read, lie beside the reply.
     Moved(u32),
+    /// So many bytes were written, and the program that asked is to hear of it so much later,
+    /// milliseconds: the file's user or group has a rate.
+    #[allow(missing_docs)]
+    Paced { bytes: u32, pause_ms: u32 },
     /// Pages were read for the first time by a handle that may write: so many bytes lie beside the
     /// reply, and the file ends there. From here on the client is told each end that the file has
     /// grown to.

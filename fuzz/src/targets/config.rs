@@ -31,7 +31,7 @@ pfs_timeout = 30\n[demotion]\nidle = true\nidle_after = \"500ms\"\nstart = \"50%
 [scrub]\nenabled = true\npass = \"7d\"\nrate_max = \"100MB/s\"\nverify_on_open = \"16MiB\"\n\
 [http]\nlisten = \"127.0.0.1:9180\"\nnames = true\n\
 [[rule]]\npath = \"/*/{app}/ckpt-{version}/**\"\ndurability = \"pfs\"\nmtbf = \"12h\"\ngroup = \"commit\"\n\
-[[limit]]\nuser = \"*\"\ncapacity = \"20%\"\nundrained = \"1GiB\"\nbeyond = \"direct\"\n";
+[[limit]]\nuser = \"*\"\ncapacity = \"20%\"\nundrained = \"1GiB\"\nrate = \"1GB/s\"\nbeyond = \"direct\"\n";
 
 pub const CONFIG: Target = Target {
     name: "config",

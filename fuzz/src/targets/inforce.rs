@@ -17,6 +17,7 @@ pub fn in_force() -> InForce {
         whose,
         capacity_bytes: Some(1 << 30),
         undrained_bytes: Some(1 << 20),
+        rate_bytes_per_s: Some(1 << 25),
         beyond: "direct".into(),
     };
     let rule = RuleInForce {

@@ -257,6 +257,10 @@ pub fn responses() -> Vec<Response> {
         Response::Entries(vec![entry(b".", 1), entry(b"..", 2), entry(b"run7", 3)]),
         Response::Bytes(b"value".to_vec()),
         Response::Moved(1 << 20),
+        Response::Paced {
+            bytes: 4096,
+            pause_ms: 1500,
+        },
         Response::Paged {
             bytes: 4096,
             end: 1 << 40,
@@ -526,6 +530,9 @@ fn limit() -> LimitStatus {
         capacity_bytes: Some(1 << 31),
         dirty_bytes: 1 << 20,
         undrained_bytes: Some(1 << 21),
+        rate_bytes_per_s: Some(1 << 25),
+        written_bytes: 1 << 40,
+        paused_ms: 12_000,
         beyond: "wait".into(),
     }
 }

@@ -1,6 +1,8 @@
 //! Users and groups with a limit, in `status`.
 
-use forebay_types::format_size;
+use std::time::Duration;
+
+use forebay_types::{format_duration, format_size};
 use forebay_wire::control::{LimitStatus, StatusBits};
 use serde_json::{Value, json};
 
@@ -22,6 +24,8 @@ pub fn render(bits: &StatusBits, room: Option<usize>) -> String {
         ("undrained", Align::Right),
         ("of", Align::Right),
         ("beyond", Align::Left),
+        ("writes at", Align::Right),
+        ("held back", Align::Right),
     ]);
     let bound = |bytes: Option<u64>| bytes.map_or_else(|| "-".into(), format_size);
     for limit in bits.limits.iter().take(ROWS_MAX) {
@@ -33,6 +37,12 @@ pub fn render(bits: &StatusBits, room: Option<usize>) -> String {
             format_size(limit.dirty_bytes),
             bound(limit.undrained_bytes),
             limit.beyond.clone(),
+            (limit.rate_bytes_per_s)
+                .map_or_else(|| "-".into(), |r| format!("{}/s", format_size(r))),
+            match limit.rate_bytes_per_s {
+                Some(_) => format_duration(Duration::from_millis(limit.paused_ms)),
+                None => "-".into(),
+            },
         ]);
     }
     let mut text = format!("\n{}", table.render_within(room));
@@ -53,6 +63,9 @@ pub fn to_json(limit: &LimitStatus) -> Value {
         "capacity_bytes": limit.capacity_bytes,
         "dirty_bytes": limit.dirty_bytes,
         "undrained_bytes": limit.undrained_bytes,
+        "rate_bytes_per_s": limit.rate_bytes_per_s,
+        "written_bytes": limit.written_bytes,
+        "paused_s": limit.paused_ms as f64 / 1000.0,
         "beyond": limit.beyond,
     })
 }

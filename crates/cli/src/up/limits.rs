@@ -12,6 +12,9 @@ use super::values::{FromText, TextVisitor, value};
 use crate::exit::Failure;
 use crate::owners::{self, Kind};
 
+/// Least rate of writes, bytes per second.
+const RATE_MIN: u64 = 64 << 10;
+
 value!(
     /// Bytes, or a share of the capacity.
     Space(Amount), "a size such as \"100GiB\", or a share such as \"20%\"", |text| {
@@ -21,6 +24,17 @@ value!(
             false => parse_size(text).map(Amount::Bytes),
         };
         amount.map_err(|e| e.to_string())
+    }
+);
+value!(
+    /// Bytes per second. Slower than this a single write would hold up its program for minutes.
+    Pace(u64), "a rate such as \"200MB/s\", 64KiB/s and more", |text| {
+        let text = text.trim();
+        let rate = parse_size(text.strip_suffix("/s").unwrap_or(text)).map_err(|e| e.to_string())?;
+        match rate >= RATE_MIN {
+            true => Ok(rate),
+            false => Err("less than 64KiB/s".to_owned()),
+        }
     }
 );
 value!(
@@ -52,6 +66,7 @@ struct Written {
     group: Option<Project>,
     capacity: Option<Space>,
     undrained: Option<Space>,
+    rate: Option<Pace>,
     beyond: Option<Then>,
 }
 
@@ -99,13 +114,17 @@ impl TryFrom<Spanned<Written>> for Limit {
                 return Err("limit: user and group are both given; write one [[limit]] for each");
             }
         };
-        if written.capacity.is_none() && written.undrained.is_none() {
-            return Err("limit: neither capacity nor undrained is given; it would limit nothing");
+        let spaces = [&written.capacity, &written.undrained];
+        if spaces.iter().all(|space| space.is_none()) && written.rate.is_none() {
+            return Err(
+                "limit: none of capacity, undrained and rate is given; it would limit nothing",
+            );
         }
         let limit = limits::Limit {
             whose,
             capacity: written.capacity.map(Into::into),
             undrained: written.undrained.map(Into::into),
+            rate_bytes_per_s: written.rate.map(Into::into),
             beyond: written.beyond.map(Into::into).unwrap_or_default(),
         };
         Ok(Limit(limit, start))
@@ -135,12 +154,14 @@ mod tests {
                 whose: Whose::EachUser,
                 capacity: Some(Amount::Share(0.2)),
                 undrained: None,
+                rate_bytes_per_s: None,
                 beyond: Beyond::Wait,
             },
             limits::Limit {
                 whose: Whose::One(Owner::Group(12)),
                 capacity: None,
                 undrained: Some(Amount::Bytes(1 << 30)),
+                rate_bytes_per_s: None,
                 beyond: Beyond::Direct,
             },
         ];

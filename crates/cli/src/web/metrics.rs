@@ -457,30 +457,52 @@ fn applications(text: &mut Text, applications: &[ApplicationStatus]) {
 
 fn limits(text: &mut Text, limits: &[LimitStatus]) {
     type Of = fn(&LimitStatus) -> Option<Figure>;
-    let families: [(&str, &str, Of); 4] = [
+    let families: [(&str, Kind, &str, Of); 7] = [
         (
             "forebay_owner_held_bytes",
+            Kind::Gauge,
             "Occupied or set aside by files of a user or group with a limit.",
             |l| Some(l.used_bytes.into()),
         ),
         (
             "forebay_owner_held_limit_bytes",
+            Kind::Gauge,
             "What that may be, where `capacity` limits it.",
             |l| l.capacity_bytes.map(Into::into),
         ),
         (
             "forebay_owner_undrained_bytes",
+            Kind::Gauge,
             "Of what is held, not yet on the PFS.",
             |l| Some(l.dirty_bytes.into()),
         ),
         (
             "forebay_owner_undrained_limit_bytes",
+            Kind::Gauge,
             "What that may be, where `undrained` limits it.",
             |l| l.undrained_bytes.map(Into::into),
         ),
+        (
+            "forebay_owner_write_rate_limit_bytes_per_second",
+            Kind::Gauge,
+            "How fast its files may be written, where `rate` limits that.",
+            |l| l.rate_bytes_per_s.map(Into::into),
+        ),
+        (
+            "forebay_owner_written_bytes",
+            Kind::Counter,
+            "Written under that limit.",
+            |l| l.rate_bytes_per_s.map(|_| l.written_bytes.into()),
+        ),
+        (
+            "forebay_owner_write_pause_seconds",
+            Kind::Counter,
+            "For how long writes were held back by it, the sum of all.",
+            |l| l.rate_bytes_per_s.map(|_| Ms(l.paused_ms).into()),
+        ),
     ];
-    for (name, help, of) in families {
-        let mut family = text.family(name, Kind::Gauge, help);
+    for (name, kind, help, of) in families {
+        let mut family = text.family(name, kind, help);
         for limit in limits {
             if let Some(value) = of(limit) {
                 let kind = kind_of(limit);
@@ -601,6 +623,9 @@ mod tests {
                 capacity_bytes: Some(10),
                 dirty_bytes: 8,
                 undrained_bytes: None,
+                rate_bytes_per_s: Some(5),
+                written_bytes: 4,
+                paused_ms: 2500,
                 beyond: "wait".into(),
             }],
             network: Some(Box::default()),

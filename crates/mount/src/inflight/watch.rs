@@ -16,6 +16,7 @@ use crate::belief::Belief;
 use crate::convert::{attr, errno};
 use crate::forgets::Forgets;
 use crate::known::Known;
+use crate::paced::give;
 use crate::pool::Pool;
 use crate::probe::Probe;
 use crate::releases::Releases;
@@ -43,17 +44,20 @@ pub(crate) fn watch(watched: &Watched) {
                 in_flight.nudged.wait_for(&mut parked, TICK);
             }
             if parked.ended {
-                return;
+                drop(parked);
+                return give(in_flight.paced.take_all());
             }
         }
         if in_flight.device.get().is_some_and(is_gone) {
             in_flight.end();
+            give(in_flight.paced.take_all());
             // Threads that wait for a server that is gone hold up the end of the session.
             let call = watched.ended.lock().take();
             call.into_iter().for_each(|call| call());
             return watched.releases.end(&watched.client);
         }
         watched.releases.look(&watched.client);
+        give(in_flight.paced.take_due());
         if watched.forgets.are_to_be_sent() {
             let (forgets, client) = (watched.forgets.clone(), watched.client.clone());
             let send = move |_: &mut Vec<u8>| forgets.send(&client);

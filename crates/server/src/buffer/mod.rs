@@ -15,6 +15,7 @@ pub(crate) mod onpfs;
 pub(crate) mod opens;
 pub(crate) mod overflow;
 pub(crate) mod queue;
+pub(crate) mod rates;
 pub(crate) mod restart;
 pub(crate) mod stays;
 pub(crate) mod stranded;
@@ -40,6 +41,7 @@ use emptying::Emptying;
 use ledger::Ledger;
 use opens::OpenTable;
 use queue::DrainQueue;
+use rates::Rates;
 use stranded::Stranded;
 use table::FileTable;
 use tierset::TierSet;
@@ -56,6 +58,8 @@ pub struct Buffer {
     emptying: Emptying,
     /// Who holds what.
     ledger: Ledger,
+    /// Who writes how fast.
+    rates: Rates,
     /// Open files.
     opens: OpenTable,
     /// Files by object.
@@ -88,9 +92,12 @@ impl Buffer {
         let demotion = &base.settings().demotion;
         let ledger = Ledger::new(&tiers.limits(), demotion.dirty_cap_fraction);
         ledger.set_limits(&base.settings().limits);
+        let rates = Rates::new(base.started());
+        rates.set(&base.settings().limits);
         Buffer {
             ns: base.ns().clone(),
             ledger,
+            rates,
             tiers,
             emptying: Emptying::default(),
             opens: OpenTable::new(base.epoch()),
@@ -112,6 +119,11 @@ impl Buffer {
     /// Objects that are held open until they are flushed.
     pub fn unflushed(&self) -> &Unflushed {
         &self.unflushed
+    }
+
+    /// Rates of writes of users and groups.
+    pub fn rates(&self) -> &Rates {
+        &self.rates
     }
 
     /// The tiers.

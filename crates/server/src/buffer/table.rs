@@ -68,6 +68,7 @@ impl Buffer {
 
     /// Takes limits of users and groups into force.
     pub fn set_limits(&self, limits: &[Limit]) {
+        self.rates.set(limits);
         let had_some = self.ledger.has_limits();
         self.ledger.set_limits(limits);
         if had_some {

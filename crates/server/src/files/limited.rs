@@ -149,6 +149,7 @@ mod tests {
                 whose: Whose::One(Owner::User(ALICE)),
                 capacity: Some(Amount::Bytes(1 << 20)),
                 undrained: None,
+                rate_bytes_per_s: None,
                 beyond,
             }];
         })

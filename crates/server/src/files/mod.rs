@@ -22,6 +22,7 @@ pub(crate) mod losses;
 pub(crate) mod making;
 pub(crate) mod mover;
 pub(crate) mod open;
+mod paced;
 pub(crate) mod pages;
 pub(crate) mod parting;
 pub(crate) mod replica;

@@ -108,7 +108,8 @@ impl Files {
         let carried = self.identity_of_new(&dir, fresh);
         let shared = flags.writes()
             && foreseen.bytes.is_some()
-            && self.may_pass_through(foreseen.tier, near);
+            && self.may_pass_through(foreseen.tier, near)
+            && !self.buffer.rates().limits(owners);
         self.make_way();
         let (tier, object) = self.create_object(foreseen.tier, &carried, shared)?;
         failpoint::hit(failpoint::Point::CreateObject);
@@ -344,7 +345,7 @@ impl Files {
         if !flags.writes() {
             self.read_nearest(file, near)?;
         }
-        let shared = self.may_pass_through(file.tier(), near);
+        let shared = self.may_pass_through(file.tier(), near) && !self.is_paced(file);
         let is_renewed = !flags.reads() && file.lock().residency.flush_failed;
         let purpose = match is_renewed {
             true => Purpose::Shape,

@@ -383,6 +383,7 @@ impl Running {
         {
             forebay_client::Progress::Done(n) => assert_eq!(n, data.len()),
             forebay_client::Progress::WouldWait => panic!("a write that may wait did not"),
+            forebay_client::Progress::Paced(..) => panic!("nobody has a rate"),
         }
         Ok(())
     }

@@ -43,6 +43,8 @@ pub struct LimitInForce {
     pub capacity_bytes: Option<u64>,
     /// Undrained data, bytes.
     pub undrained_bytes: Option<u64>,
+    /// Writes, bytes per second.
+    pub rate_bytes_per_s: Option<u64>,
     /// `wait` or `direct`.
     pub beyond: String,
 }
@@ -62,6 +64,12 @@ pub struct LimitStatus {
     pub dirty_bytes: u64,
     /// Limit of that.
     pub undrained_bytes: Option<u64>,
+    /// Limit of writes, bytes per second.
+    pub rate_bytes_per_s: Option<u64>,
+    /// Written since the first write under that limit, bytes.
+    pub written_bytes: u64,
+    /// For how long writes were held back by it, their sum, milliseconds.
+    pub paused_ms: u64,
     /// `wait` or `direct`.
     pub beyond: String,
 }

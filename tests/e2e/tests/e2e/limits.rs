@@ -3,9 +3,10 @@
 use std::fs;
 use std::os::unix::fs::chown;
 use std::path::Path;
+use std::process::Command;
 use std::time::{Duration, Instant};
 
-use forebay_testkit::{Cluster, Pattern, as_user, needs_root, pattern, write_file};
+use forebay_testkit::{Cluster, Pattern, as_user, needs_root, pattern, wait_until, write_file};
 use serde_json::{Value, json};
 
 use crate::common;
@@ -270,4 +271,44 @@ fn promise_5_what_the_kernel_writes_goes_on_beyond_a_limit_and_waits_for_nobody_
         let errors = &cluster.status()["errors"];
         assert!(errors.as_array().is_none_or(Vec::is_empty), "{errors}");
     }
+}
+
+#[test]
+fn promise_5_who_writes_faster_than_the_rate_is_held_back_and_nobody_else_is() {
+    if needs_root() {
+        return;
+    }
+    let cluster = limited(&config(ALICE, "rate = \"4MiB/s\""));
+    let begun = Instant::now();
+    let path = write(&cluster, ALICE, "f", 1, 12 * MIB);
+    // What was saved up, and what is forgiven, is 0.3 s.
+    assert!(begun.elapsed() >= Duration::from_millis(2600));
+    let alices = shown(&cluster, ALICE).expect("something here");
+    assert_eq!(alices["rate_bytes_per_s"], 4 * MIB);
+    assert_eq!(alices["written_bytes"], 12 * MIB);
+    let paused = alices["paused_s"].as_f64();
+    assert!(paused >= Some(2.0), "{alices}");
+
+    // Held back for minutes: a program that others do not wait for, and that can be killed.
+    let program = format!(
+        "import os\nf = os.open({:?}, os.O_WRONLY)\nfor at in range(1200): os.pwrite(f, bytes(1 << 20), at << 20 & 0xffffff)\n",
+        cluster.mnt(&path)
+    );
+    let mut child = as_user(ALICE, || {
+        let mut python = Command::new("python3");
+        python.arg("-c").arg(program).spawn().expect("python3")
+    });
+    let held_back = || shown(&cluster, ALICE).is_some_and(|s| s["paused_s"].as_f64() > paused);
+    wait_until("the program is held back", held_back);
+    for n in 0..8 {
+        let name = write(&cluster, BOB, &format!("f{n}"), n, MIB);
+        data(n, MIB).assert_in(&cluster.mnt(&name));
+    }
+    write_file(&cluster.mnt("roots"), data(3, MIB));
+    assert_eq!(shown(&cluster, BOB), None);
+    assert!(child.try_wait().expect("wait").is_none(), "not held back");
+    child.kill().expect("kill");
+    child.wait().expect("wait");
+    let status = cluster.status();
+    assert_eq!(status["errors_total"], 0, "{status}");
 }

@@ -150,8 +150,9 @@ function tables(status) {
   ]), status.names_hidden ? "names are not shown here: forebay status has them" : "none has anything here");
   const limits = status.names_hidden ? [] : status.limits || [];
   $("limits-part").hidden = limits.length === 0;
-  table("limits", ["Of", "Held", "At most", "Undrained", "At most", "Beyond"], limits.map((limit) => [
+  table("limits", ["Of", "Held", "At most", "Undrained", "At most", "Beyond", "Writes at", "Held back"], limits.map((limit) => [
     `${limit.kind} ${limit.name}`, bytes(limit.used_bytes), bytes(limit.capacity_bytes), bytes(limit.dirty_bytes), bytes(limit.undrained_bytes), limit.beyond,
+    rate(limit.rate_bytes_per_s), limit.rate_bytes_per_s === null ? "–" : span(limit.paused_s),
   ]), "");
 }
 

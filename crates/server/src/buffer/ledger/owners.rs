@@ -229,6 +229,7 @@ mod tests {
             whose: Whose::EachUser,
             capacity,
             undrained,
+            rate_bytes_per_s: None,
             beyond: Beyond::Direct,
         }]);
         for object in [1, 2] {
@@ -305,6 +306,7 @@ mod tests {
             whose: Whose::EachUser,
             capacity: Some(Amount::Bytes(50)),
             undrained: None,
+            rate_bytes_per_s: None,
             beyond: Beyond::Direct,
         };
         ledger.set_limits(&[limit]);
