@@ -4,11 +4,11 @@
 //! Names say their unit, a counter ends in `_total`, and a label has few values: nothing is counted
 //! by file or by path. docs/metrics.md has a row for each family, which a test compares.
 
+mod named;
+
 use std::fmt::Write;
 
-use forebay_wire::control::{ApplicationStatus, LimitStatus, NodeStatus, StatusBits, TierStatus};
-
-use crate::owners::kind_of;
+use forebay_wire::control::{NodeStatus, StatusBits, TierStatus};
 
 /// How the text is written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -162,8 +162,8 @@ pub fn render(bits: &StatusBits, format: Format) -> String {
         health(&mut text, bits);
         if !bits.names_hidden {
             unpublished(&mut text, bits);
-            applications(&mut text, &bits.applications);
-            limits(&mut text, &bits.limits);
+            named::applications(&mut text, &bits.applications);
+            named::limits(&mut text, &bits.limits);
         }
         network(&mut text, bits);
         nodes(&mut text, &bits.nodes);
@@ -413,106 +413,6 @@ fn unpublished(text: &mut Text, bits: &StatusBits) {
     );
 }
 
-fn applications(text: &mut Text, applications: &[ApplicationStatus]) {
-    type Of = fn(&ApplicationStatus) -> Option<Figure>;
-    let families: [(&str, &str, Of); 6] = [
-        ("forebay_application_version", "Newest version seen.", |a| {
-            a.version.map(Into::into)
-        }),
-        (
-            "forebay_application_resident_bytes",
-            "In the burst buffer.",
-            |a| Some(a.resident_bytes.into()),
-        ),
-        (
-            "forebay_application_undrained_bytes",
-            "Of those, not yet on the PFS.",
-            |a| Some(a.dirty_bytes.into()),
-        ),
-        (
-            "forebay_application_period_written_bytes",
-            "Written in this period.",
-            |a| Some(a.dwsf_bytes.into()),
-        ),
-        (
-            "forebay_application_period_expected_bytes",
-            "Expected per period.",
-            |a| a.dwpp_bytes.map(Into::into),
-        ),
-        (
-            "forebay_application_mtbf_seconds",
-            "Mean time between failures; before the first restart that was counted, what is assumed.",
-            |a| a.mtbf_ms.map(|ms| Ms(ms).into()),
-        ),
-    ];
-    for (name, help, of) in families {
-        let mut family = text.family(name, Kind::Gauge, help);
-        for application in applications {
-            if let Some(value) = of(application) {
-                family.sample(&[("application", &application.name)], value);
-            }
-        }
-    }
-}
-
-fn limits(text: &mut Text, limits: &[LimitStatus]) {
-    type Of = fn(&LimitStatus) -> Option<Figure>;
-    let families: [(&str, Kind, &str, Of); 7] = [
-        (
-            "forebay_owner_held_bytes",
-            Kind::Gauge,
-            "Occupied or set aside by files of a user or group with a limit.",
-            |l| Some(l.used_bytes.into()),
-        ),
-        (
-            "forebay_owner_held_limit_bytes",
-            Kind::Gauge,
-            "What that may be, where `capacity` limits it.",
-            |l| l.capacity_bytes.map(Into::into),
-        ),
-        (
-            "forebay_owner_undrained_bytes",
-            Kind::Gauge,
-            "Of what is held, not yet on the PFS.",
-            |l| Some(l.dirty_bytes.into()),
-        ),
-        (
-            "forebay_owner_undrained_limit_bytes",
-            Kind::Gauge,
-            "What that may be, where `undrained` limits it.",
-            |l| l.undrained_bytes.map(Into::into),
-        ),
-        (
-            "forebay_owner_write_rate_limit_bytes_per_second",
-            Kind::Gauge,
-            "How fast its files may be written, where `rate` limits that.",
-            |l| l.rate_bytes_per_s.map(Into::into),
-        ),
-        (
-            "forebay_owner_written_bytes",
-            Kind::Counter,
-            "Written under that limit.",
-            |l| l.rate_bytes_per_s.map(|_| l.written_bytes.into()),
-        ),
-        (
-            "forebay_owner_write_pause_seconds",
-            Kind::Counter,
-            "For how long writes were held back by it, the sum of all.",
-            |l| l.rate_bytes_per_s.map(|_| Ms(l.paused_ms).into()),
-        ),
-    ];
-    for (name, kind, help, of) in families {
-        let mut family = text.family(name, kind, help);
-        for limit in limits {
-            if let Some(value) = of(limit) {
-                let kind = kind_of(limit);
-                let labels = [("kind", kind.name()), ("owner", &kind.name_of(limit.id))];
-                family.sample(&labels, value);
-            }
-        }
-    }
-}
-
 fn network(text: &mut Text, bits: &StatusBits) {
     let Some(network) = &bits.network else {
         return;
@@ -603,7 +503,7 @@ fn nodes(text: &mut Text, nodes: &[NodeStatus]) {
 mod tests {
     use std::collections::HashSet;
 
-    use forebay_wire::control::{EarlierTotals, ScrubStatus, SecondCopiesStatus};
+    use forebay_wire::control::{EarlierTotals, LimitStatus, ScrubStatus, SecondCopiesStatus};
 
     use super::*;
 

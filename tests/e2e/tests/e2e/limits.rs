@@ -221,6 +221,10 @@ fn promise_5_the_kernel_gets_no_room_beyond_a_limit() {
     };
     let (first, kernels) = write(3);
     assert!(kernels, "there is room in the limit");
+    let held = || shown(&cluster, 0).and_then(|roots| roots["used_bytes"].as_u64());
+    wait_until("it gets more ahead of its writer", || {
+        held() >= Some(4 * MIB)
+    });
     write_file(&cluster.mnt("other"), data(9, 5 * MIB));
     let (second, kernels) = write(4);
     assert!(!kernels, "it would be beyond");
