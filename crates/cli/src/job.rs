@@ -375,7 +375,7 @@ pub fn name(movement: Movement) -> &'static str {
     match movement {
         Movement::StageIn => "stage-in",
         Movement::StageOut => "stage-out",
-        Movement::Prefetch => "prefetch",
+        Movement::Prefetch | Movement::Ahead => "prefetch",
         Movement::Release => "release",
         Movement::Commit => "commit",
     }

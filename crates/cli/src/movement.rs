@@ -25,7 +25,7 @@ pub const NAMED_MAX: usize = 20;
 const SAY_AGAIN: Duration = Duration::from_secs(1);
 
 /// Arguments of every movement.
-#[derive(Args, Debug)]
+#[derive(Args, Clone, Debug)]
 pub struct MoveArgs {
     #[command(flatten)]
     paths: PathArgs,
@@ -39,6 +39,15 @@ pub struct MoveArgs {
     /// object
     #[arg(long, conflicts_with = "json")]
     json_lines: bool,
+}
+
+impl MoveArgs {
+    /// With the paths that a file names.
+    pub fn with_list(&self, list: &Path) -> MoveArgs {
+        let mut args = self.clone();
+        args.paths.from_file = Some(list.to_path_buf());
+        args
+    }
 }
 
 /// Runs a movement; without `wait` only until its files are queued.
@@ -170,6 +179,13 @@ fn summary(
 ) -> String {
     let name = job::name(movement);
     let mut line = match end {
+        End::Queued if movement == Movement::Ahead => format!(
+            "{name}: {} to be read in this order come in ahead of whoever reads them; `forebay status` shows how far that is",
+            files_and_bytes(
+                job.files_total.saturating_sub(job.files_done),
+                job.bytes_total
+            )
+        ),
         End::Queued => format!(
             "{name}: {} queued; `forebay status` shows the drain, `forebay {name} --wait` waits for it",
             files_and_bytes(

@@ -25,7 +25,7 @@ const PATH_LIMIT: Duration = Duration::from_secs(60);
 const LIST_BYTES_MAX: u64 = 64 * 1024 * 1024;
 
 /// The paths of a command.
-#[derive(Args, Debug)]
+#[derive(Args, Clone, Debug)]
 pub struct PathArgs {
     /// Files or directories, below the mount or below the PFS directory behind it; directories
     /// recurse

@@ -44,6 +44,7 @@
 //! | How likely is an application to fail next? | [`mtbf`] |
 //! | What is put on record of all that, and for how long? | [`history`] |
 
+pub mod ahead;
 pub mod calibration;
 pub mod demotion;
 pub mod durability;

@@ -14,6 +14,7 @@ use forebay_wire::control::{FsckReport, Reloaded};
 use forebay_wire::net::NetView;
 use parking_lot::Mutex;
 
+use crate::ahead::watch;
 use crate::base::life::StopOrder;
 use crate::base::live::LiveSettings;
 use crate::base::settings::Settings;
@@ -205,6 +206,7 @@ impl Instance {
         self.spawn("fb-room", false, &rooms.files, guard::watch::make_room)?;
         self.spawn("fb-compare", false, &rooms.files, unseen::watch::compare)?;
         self.spawn("fb-inplace", false, &rooms.files, inplace::flush::run)?;
+        self.spawn("fb-ahead", false, &rooms.ahead, watch::run)?;
         self.spawn("fb-monitor", false, &rooms.lifecycle, monitor::run)?;
         if rooms.base.settings().has_standby() {
             self.spawn("fb-lead", true, &rooms.lifecycle, monitor::watch_hold)?;

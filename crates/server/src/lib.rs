@@ -2,6 +2,7 @@
 //! evicts and stages. What to do is decided in `policy`, bytes are moved in `tiers`, the rules of
 //! names and residency are in `namespace`.
 
+mod ahead;
 mod base;
 mod buffer;
 mod catalog;

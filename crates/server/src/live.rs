@@ -1,7 +1,7 @@
 //! What changes while the server runs.
 
 use forebay_policy::limits::{Owner, Whose};
-use forebay_wire::control::{self, InForce, LimitInForce, LimitStatus, Reloaded};
+use forebay_wire::control::{self, AheadStatus, InForce, LimitInForce, LimitStatus, Reloaded};
 
 use crate::base::live::LiveSettings;
 use crate::orders::asker::Asker;
@@ -89,6 +89,20 @@ impl Rooms {
             beyond: bounds.beyond.to_string(),
         });
         shown.collect()
+    }
+
+    /// What was brought in before programs asked for it.
+    pub fn ahead_status(&self) -> AheadStatus {
+        let totals = self.buffer.guesses().totals();
+        let (lists, folders) = self.ahead.counts();
+        AheadStatus {
+            guessed_bytes: totals.guessed_bytes,
+            hit_bytes: totals.hit_bytes,
+            wasted_bytes: totals.wasted_bytes,
+            unread_bytes: totals.unread_bytes,
+            lists,
+            folders,
+        }
     }
 
     /// How many users and groups have something here and a limit, and those with most.

@@ -9,6 +9,7 @@ use forebay_policy::trigger::Trigger;
 use forebay_tiers::{PfsTree, TierKind};
 use forebay_types::failpoint;
 
+use crate::ahead::Ahead;
 use crate::base::Base;
 use crate::base::settings::Settings;
 use crate::buffer::Buffer;
@@ -316,7 +317,8 @@ fn wire_up(
     let drain = Drain::new(&base, &catalog, &buffer, &integrity, &plan, picking);
     let drain = Arc::new(drain);
     let files = Arc::new(Files::new(&drain, descriptors));
-    let orders = Arc::new(Orders::new(&files));
+    let ahead = Arc::new(Ahead::new(&files));
+    let orders = Arc::new(Orders::new(&files, &ahead));
     let lifecycle = Arc::new(Lifecycle::new(&orders, boot));
     Rooms {
         base,
@@ -326,6 +328,7 @@ fn wire_up(
         plan,
         drain,
         files,
+        ahead,
         orders,
         lifecycle,
         network: std::sync::OnceLock::new(),

@@ -4,6 +4,7 @@ use std::sync::{Arc, OnceLock};
 
 use forebay_wire::net::NetView;
 
+use crate::ahead::Ahead;
 use crate::base::Base;
 use crate::buffer::Buffer;
 use crate::catalog::Catalog;
@@ -31,6 +32,8 @@ pub struct Rooms {
     pub drain: Arc<Drain>,
     /// What programs do with files.
     pub files: Arc<Files>,
+    /// What comes before programs ask for it.
+    pub ahead: Arc<Ahead>,
     /// What people order.
     pub orders: Arc<Orders>,
     /// From a start to a stop.

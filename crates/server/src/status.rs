@@ -198,6 +198,7 @@ impl Rooms {
             bits.applications_total = 0;
         }
         (bits.limits_total, bits.limits) = self.limit_status(asker);
+        bits.ahead = self.ahead_status();
         bits
     }
 

@@ -5,9 +5,10 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// Every room above those that follow it.
-const ROOMS: [&str; 9] = [
+const ROOMS: [&str; 10] = [
     "lifecycle",
     "orders",
+    "ahead",
     "files",
     "drain",
     "plan",

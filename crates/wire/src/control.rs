@@ -5,12 +5,14 @@ use std::net::SocketAddr;
 use forebay_types::{Errno, limits};
 use serde::{Deserialize, Serialize};
 
+mod ahead;
 mod fsck;
 mod history;
 mod live;
 mod nodes;
 mod now;
 
+pub use ahead::AheadStatus;
 pub use fsck::{CLEAN_COPY_GONE, CONTENT_LOST, FSYNCED_LEFT, Finding, FsckReport};
 pub use history::{HistoryAsked, HistoryPage};
 pub use live::{InForce, LimitInForce, LimitStatus, Reloaded, RuleInForce, Whose};
@@ -30,6 +32,8 @@ pub enum Movement {
     StageOut,
     /// PFS → memory.
     Prefetch,
+    /// The same, in turn, while a program reads the files in this order.
+    Ahead,
     /// Drops clean copies from the burst buffer.
     Release,
     /// Publishes versions as a whole.
@@ -575,6 +579,8 @@ pub struct StatusBits {
     pub applications_total: u64,
     /// What users and groups with a limit have here: those with most.
     pub limits: Vec<LimitStatus>,
+    /// What was brought in before programs asked for it.
+    pub ahead: AheadStatus,
     /// How many have any.
     pub limits_total: u64,
     /// Clients, where a network server serves them.

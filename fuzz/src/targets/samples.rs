@@ -6,11 +6,11 @@ use forebay_types::{
     Process, RenameMode, SetAttr, SetTime, Statfs, TimeSpec, XattrMode,
 };
 use forebay_wire::control::{
-    ApplicationStatus, Awaited, AwaitedFile, Calibrated, CalibrationStep, ClientStatus,
-    ConflictEntry, ConnectionStatus, Control, ControlResponse, EmptyingStatus, Finding, FsckReport,
-    HistoryAsked, HistoryPage, JobProgress, LimitStatus, Movement, NetworkStatus, NodeStatus,
-    PathFailure, PlanStatus, RefusedStatus, ScrubStatus, StandbyStatus, StatusBits, TierStatus,
-    VersionStatus, WhereEntry,
+    AheadStatus, ApplicationStatus, Awaited, AwaitedFile, Calibrated, CalibrationStep,
+    ClientStatus, ConflictEntry, ConnectionStatus, Control, ControlResponse, EmptyingStatus,
+    Finding, FsckReport, HistoryAsked, HistoryPage, JobProgress, LimitStatus, Movement,
+    NetworkStatus, NodeStatus, PathFailure, PlanStatus, RefusedStatus, ScrubStatus, StandbyStatus,
+    StatusBits, TierStatus, VersionStatus, WhereEntry,
 };
 use forebay_wire::{
     ContentVersion, Link, LockHolder, LockOf, OpenMode, Opened, Recall, Request, Response,
@@ -513,12 +513,22 @@ fn status() -> StatusBits {
         applications: vec![application],
         network: Some(Box::new(network())),
         nodes: vec![node()],
+        ahead: ahead(),
         standby: Some(Box::new(StandbyStatus {
             server: 2,
             cluster: "bb0".into(),
             leader: "server 1 of bb0 on n1".into(),
         })),
         ..StatusBits::default()
+    }
+}
+
+fn ahead() -> AheadStatus {
+    AheadStatus {
+        guessed_bytes: 1 << 40,
+        hit_bytes: 1 << 39,
+        lists: 1,
+        ..AheadStatus::default()
     }
 }
 

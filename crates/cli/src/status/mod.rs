@@ -19,6 +19,7 @@ use crate::show::table::{Align, Table};
 use crate::show::text::{bar, eta, files, percent, rate, show_path};
 use crate::{out, usage};
 
+mod ahead;
 mod clients;
 mod limits;
 mod nodes;
@@ -181,6 +182,7 @@ pub fn render_live(bits: &StatusBits, room: Option<usize>, written: Option<f64>)
             .map_or_else(String::new, |most| format!(", which may have {most}"))
     );
     page.push_str(&now::render(bits));
+    page.push_str(&ahead::render(&bits.ahead));
     let _ = writeln!(page, "at rest    {}", scrub_line(&bits.scrub));
     if let Some(network) = &bits.network {
         page.push_str(&clients::render(network, room));

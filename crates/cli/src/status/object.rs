@@ -8,7 +8,7 @@ use forebay_wire::control::{
 };
 use serde_json::{Map, Value, json};
 
-use super::{clients, drain_eta_s, limits, mount_of, nodes, now};
+use super::{ahead, clients, drain_eta_s, limits, mount_of, nodes, now};
 use crate::mounts::in_mount;
 use crate::show::json::{self, insert_path};
 
@@ -92,6 +92,7 @@ pub fn to_json(bits: &StatusBits) -> Value {
     now::add_json(&mut object, bits);
     let limited = bits.limits.iter().map(limits::to_json);
     object.insert("limits".into(), limited.collect());
+    object.insert("ahead".into(), ahead::to_json(&bits.ahead));
     object.insert("limits_total".into(), bits.limits_total.into());
     Value::Object(object)
 }

@@ -83,6 +83,7 @@ pub struct Engine {
     pub quiet: Option<Span>,
     pub forced_out: Option<Fraction>,
     pub normal_out: Option<Fraction>,
+    pub read_ahead: Option<Fraction>,
     pub block_io: Option<Switch>,
     pub discard: Option<Size>,
 }

@@ -243,6 +243,7 @@ fn engine(given: Engine) -> Result<EngineSettings, Failure> {
     set(&mut settings.quiet, given.quiet);
     set(&mut settings.out_fractions.0, given.forced_out);
     set(&mut settings.out_fractions.1, given.normal_out);
+    set(&mut settings.read_ahead, given.read_ahead);
     set(&mut settings.block_io, given.block_io);
     set(&mut settings.discard_bytes_per_s, given.discard);
     check_engine(&settings)?;

@@ -346,6 +346,21 @@ fn use_of_it(text: &mut Text, bits: &StatusBits) {
         bits.restart_hits_total,
     );
     text.counter(
+        "forebay_ahead_bytes",
+        "Brought in before programs asked.",
+        bits.ahead.guessed_bytes,
+    );
+    text.counter(
+        "forebay_ahead_hit_bytes",
+        "Of those, read since.",
+        bits.ahead.hit_bytes,
+    );
+    text.counter(
+        "forebay_ahead_wasted_bytes",
+        "Of those, gone before anybody read them.",
+        bits.ahead.wasted_bytes,
+    );
+    text.counter(
         "forebay_direct_files",
         "Checkpoints made on the PFS, colder than what would have had to leave.",
         bits.direct_files_total,

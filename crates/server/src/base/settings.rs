@@ -170,6 +170,9 @@ pub struct EngineSettings {
     /// Placement `coolness`: free shares of a tier at and below which files are forced out and move
     /// down, 0 to 1, the first not above the second.
     pub out_fractions: (f64, f64),
+    /// Of the capacity, what files that are only guessed may take until they are read, 0 to 1; 0:
+    /// nothing is guessed.
+    pub read_ahead: f64,
     /// Hold the write limit with the kernel's block-I/O controller, too.
     pub block_io: bool,
     /// Free blocks are told to flash at this rate after deletes; 0: not at all.
@@ -193,6 +196,7 @@ impl Default for EngineSettings {
             verify_window: Duration::from_secs(60),
             quiet: Duration::from_secs(30),
             out_fractions: (0.05, 0.2),
+            read_ahead: 0.25,
             block_io: false,
             discard_bytes_per_s: 4 << 30,
         }

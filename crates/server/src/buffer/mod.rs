@@ -8,6 +8,7 @@ pub(crate) mod contents;
 pub(crate) mod copies;
 pub(crate) mod emptying;
 pub(crate) mod evict;
+pub(crate) mod guesses;
 pub(crate) mod holders;
 pub(crate) mod known;
 pub(crate) mod ledger;
@@ -38,6 +39,7 @@ use crate::catalog::Catalog;
 use activity::Activity;
 use contents::Contents;
 use emptying::Emptying;
+use guesses::Guesses;
 use ledger::Ledger;
 use opens::OpenTable;
 use queue::DrainQueue;
@@ -60,6 +62,8 @@ pub struct Buffer {
     ledger: Ledger,
     /// Who writes how fast.
     rates: Rates,
+    /// What was brought in before anybody asked.
+    guesses: Guesses,
     /// Open files.
     opens: OpenTable,
     /// Files by object.
@@ -98,6 +102,7 @@ impl Buffer {
             ns: base.ns().clone(),
             ledger,
             rates,
+            guesses: Guesses::default(),
             tiers,
             emptying: Emptying::default(),
             opens: OpenTable::new(base.epoch()),
@@ -119,6 +124,11 @@ impl Buffer {
     /// Objects that are held open until they are flushed.
     pub fn unflushed(&self) -> &Unflushed {
         &self.unflushed
+    }
+
+    /// What was brought in before anybody asked.
+    pub fn guesses(&self) -> &Guesses {
+        &self.guesses
     }
 
     /// Rates of writes of users and groups.

@@ -108,6 +108,7 @@ impl Buffer {
         self.table.write().remove(&object);
         self.queue.forget(object);
         self.ledger.depart(object);
+        self.guesses.left(object);
         self.catalog.apps().left(object);
         self.catalog.history().left(object);
     }

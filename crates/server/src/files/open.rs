@@ -269,6 +269,7 @@ impl Files {
             let handle = self.buffer.opens().add(&claim, &open, flags);
             let joined = self.join(&open, flags, near);
             let content = self.content_of(&open);
+            self.tell_reader(&open, flags);
             drop(claim);
             return match joined {
                 Ok(way) => Ok(opened(handle, way, content)),
@@ -301,6 +302,7 @@ impl Files {
         let handle = self.buffer.opens().add(&claim, &open, flags);
         let content = self.content_of(&open);
         self.guard.watches(&open);
+        self.tell_reader(&open, flags);
         // Looked at once a rename sees that the file is open.
         if self.is_replaced(&open) {
             drop(claim);
@@ -308,6 +310,18 @@ impl Files {
             return both("open", released, Err(Errno::ESTALE.into())).map(|((), never)| never);
         }
         Ok(opened(handle, way, content))
+    }
+
+    /// Who brings files in ahead of programs hears of those that are opened to be read.
+    fn tell_reader(&self, open: &OpenFile, flags: OpenFlags) {
+        if !flags.reads() || flags.writes() {
+            return;
+        }
+        let guesses = self.buffer.guesses();
+        match &*open.target.read() {
+            Target::Buffer { file, .. } => guesses.opened(file.object),
+            Target::Pfs { node, .. } => guesses.opened_on_pfs(&node.parent, &node.name),
+        }
     }
 
     /// Whether a file of the burst buffer has taken the name of one on the PFS, and is going to

@@ -7,11 +7,12 @@ use forebay_policy::durability::Durability;
 use forebay_policy::limits::Owners;
 use forebay_policy::placement::NewFile;
 use forebay_tiers::{CopyControl, FileObject, Identity, Object, ParentKey, PfsId, TierKind, copy};
-use forebay_types::{Errno, Generation, ObjectId, Process, SetTime, TierId, failpoint};
+use forebay_types::{Errno, Generation, Ino, ObjectId, Process, SetTime, TierId, failpoint};
 
 use crate::base::failure::Failure;
 use crate::buffer::holders::is_out_of_reach;
 use crate::buffer::ledger::Refused;
+use crate::buffer::target::Target;
 use crate::files::Files;
 use crate::files::mover::Move;
 use crate::files::open::stale_if_taken;
@@ -104,6 +105,40 @@ impl Files {
                 .seal(object_id, Generation(1), &stat);
         }
         Ok((file, object, tier))
+    }
+
+    /// Brings a file of the PFS in as a clean copy, unless somebody writes it where it is.
+    pub fn stage_in(
+        &self,
+        dir: &Arc<Dir>,
+        name: &[u8],
+        moved: &(dyn Fn(u64) + Sync),
+    ) -> Result<Arc<File>, Failure> {
+        if (self.ino_on_pfs(dir, name)).is_some_and(|ino| self.is_written_in_place(ino)) {
+            return Err(written_in_place());
+        }
+        let (file, ..) = self.bring_in(dir, name, (None, None), false, moved)?;
+        // Who chose to write it in place before it was here has done so by now: see
+        // `prepare_change`. What cannot be evicted at once is clean, and gives way when somebody
+        // looks at it.
+        if self.is_written_in_place(file.ino) {
+            self.buffer.evict_unopened(&file);
+            return Err(written_in_place());
+        }
+        Ok(file)
+    }
+
+    /// The id of a file that is only on the PFS.
+    fn ino_on_pfs(&self, dir: &Arc<Dir>, name: &[u8]) -> Option<Ino> {
+        let dir = self.ns.open_dir(dir).ok()?;
+        let stat = self.ns.pfs().stat(&dir, name).ok()?;
+        Some(self.ns.ino_of(stat.id))
+    }
+
+    /// Whether somebody writes a file of the PFS where it is. Waits for who is deciding it.
+    fn is_written_in_place(&self, ino: Ino) -> bool {
+        let open = self.buffer.opens().by_ino(ino);
+        open.is_some_and(|o| matches!(&*o.target.read(), Target::Pfs { writable: true, .. }))
     }
 
     fn tier_to_come_in(
@@ -282,6 +317,10 @@ impl Files {
             Durability::Pfs
         }
     }
+}
+
+fn written_in_place() -> Failure {
+    Failure::new(Errno::ETXTBSY, "open for writing; close it first")
 }
 
 #[cfg(test)]

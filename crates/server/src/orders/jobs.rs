@@ -1,5 +1,6 @@
 //! Movements ordered from the command line: stage-in, stage-out, prefetch, release.
 
+mod ahead;
 pub(crate) mod inplace;
 pub(crate) mod run;
 pub(in crate::orders) mod stores;
@@ -249,10 +250,6 @@ pub fn left(job: &Job, path: Vec<u8>) {
     if progress.left.len() < limits::ERRORS_REMEMBERED_MAX && !progress.left.contains(&path) {
         progress.left.push(path);
     }
-}
-
-fn written_in_place() -> Failure {
-    Failure::new(Errno::ETXTBSY, "open for writing; close it first")
 }
 
 enum Outcome {

@@ -11,6 +11,7 @@ use std::sync::Arc;
 
 use forebay_namespace::Namespace;
 
+use crate::ahead::Ahead;
 use crate::base::Base;
 use crate::buffer::Buffer;
 use crate::catalog::Catalog;
@@ -27,6 +28,7 @@ pub struct Orders {
     buffer: Arc<Buffer>,
     plan: Arc<Plan>,
     files: Arc<Files>,
+    ahead: Arc<Ahead>,
     /// Movements ordered from the command line.
     jobs: Jobs,
     /// Versions that are not published.
@@ -35,7 +37,7 @@ pub struct Orders {
 
 impl Orders {
     /// Nothing is ordered.
-    pub fn new(files: &Arc<Files>) -> Orders {
+    pub fn new(files: &Arc<Files>, ahead: &Arc<Ahead>) -> Orders {
         let drain = files.drain();
         Orders {
             ns: drain.base().ns().clone(),
@@ -46,6 +48,7 @@ impl Orders {
             buffer: drain.buffer().clone(),
             plan: drain.plan().clone(),
             files: files.clone(),
+            ahead: ahead.clone(),
         }
     }
 

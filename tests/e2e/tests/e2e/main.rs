@@ -1,6 +1,7 @@
 //! One binary for all end-to-end tests: linking many costs more than running them.
 
 mod after_kill;
+mod ahead;
 mod at_rest;
 mod bad_input;
 mod benches;

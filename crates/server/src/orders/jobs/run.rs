@@ -6,17 +6,16 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use forebay_namespace::{File, on_pfs};
+use forebay_types::Errno;
 use forebay_types::history::{Record, What};
-use forebay_types::{Errno, Ino};
 use forebay_wire::control::{JobProgress, Movement};
 
 use super::stores::{self, KeptStores};
 use super::{
-    BETWEEN_LOOKS, CLOSE_GRACE, IDLE_GRACE, Job, Outcome, Seen, UNDER_WAY_MAX, fail_file,
+    BETWEEN_LOOKS, CLOSE_GRACE, IDLE_GRACE, Job, Outcome, Seen, UNDER_WAY_MAX, ahead, fail_file,
     fail_missing, inplace, left,
 };
 use crate::base::failure::Failure;
-use crate::buffer::target::Target;
 use crate::orders::Orders;
 use crate::orders::asker::Asker;
 use crate::orders::asker::sight::Sight;
@@ -101,6 +100,7 @@ fn run(orders: &Orders, job: &Job, movement: Movement, paths: &[Vec<u8>], asker:
             stage_out(orders, job, work.moves, conflicts_before);
             inplace::wait(orders, job, work.flushes);
         }
+        Movement::Ahead => ahead::run(orders, job, work.moves),
         _ => one_by_one(orders, job, movement, work.moves),
     }
     let mut progress = job.progress.lock();
@@ -121,7 +121,7 @@ fn put_on_record(
     let what = match movement {
         Movement::StageIn => What::StageIn,
         Movement::StageOut => What::StageOut,
-        Movement::Prefetch => What::Prefetch,
+        Movement::Prefetch | Movement::Ahead => What::Prefetch,
         Movement::Release => What::Release,
         Movement::Commit => What::Commit,
     };
@@ -183,7 +183,10 @@ fn may_order(
     if asker.is_trusted() || owner(orders, visited) == Some(asker.uid()) {
         return true;
     }
-    let brings_in = matches!(movement, Movement::StageIn | Movement::Prefetch);
+    let brings_in = matches!(
+        movement,
+        Movement::StageIn | Movement::Prefetch | Movement::Ahead
+    );
     brings_in
         && match &visited.file {
             Some(file) => sight.may_read(file.ino, &file.attr()),
@@ -204,7 +207,7 @@ fn owner(orders: &Orders, visited: &Visited) -> Option<u32> {
 /// Bytes to move, and whether there is anything to do.
 fn need(orders: &Orders, movement: Movement, visited: &Visited) -> (u64, bool) {
     match (&visited.file, movement) {
-        (None, Movement::StageIn | Movement::Prefetch) => {
+        (None, Movement::StageIn | Movement::Prefetch | Movement::Ahead) => {
             let stat = orders.ns.open_dir(&visited.dir).and_then(|d| {
                 orders
                     .ns
@@ -219,6 +222,8 @@ fn need(orders: &Orders, movement: Movement, visited: &Visited) -> (u64, bool) {
             (stat.map_or(0, |s| s.size), !stays)
         }
         (None, _) | (Some(_), Movement::StageIn) => (0, false),
+        // It is on the program's way, and needs no copy.
+        (Some(_), Movement::Ahead) => (0, true),
         (Some(file), Movement::Prefetch) => {
             let dram = orders.buffer.tiers().kind(file.tier()) == forebay_tiers::TierKind::Dram;
             let state = file.lock();
@@ -272,38 +277,13 @@ fn stage_in(
     visited: &Visited,
     moved: &(dyn Fn(u64) + Sync),
 ) -> Result<(), Failure> {
-    if ino_on_pfs(orders, visited).is_some_and(|ino| written_in_place(orders, ino)) {
-        return Err(super::written_in_place());
-    }
-    let (file, ..) = orders
-        .files
-        .bring_in(&visited.dir, &visited.name, (None, None), false, moved)
-        .map_err(|failure| match failure.errno() {
-            Errno::ENOSPC => failure.about(
-                "no room in the burst buffer: everything there is in use or not drained yet",
-            ),
-            _ => failure,
-        })?;
-    // Who chose to write it in place before it was here has done so by now: see `prepare_change`.
-    // What cannot be evicted at once is clean, and gives way when somebody looks at it.
-    if written_in_place(orders, file.ino) {
-        orders.buffer.evict_unopened(&file);
-        return Err(super::written_in_place());
-    }
-    Ok(())
-}
-
-/// The id of a file that is only on the PFS.
-fn ino_on_pfs(orders: &Orders, visited: &Visited) -> Option<Ino> {
-    let dir = orders.ns.open_dir(&visited.dir).ok()?;
-    let stat = orders.ns.pfs().stat(&dir, &visited.name).ok()?;
-    Some(orders.ns.ino_of(stat.id))
-}
-
-/// Whether somebody writes a file of the PFS where it is. Waits for who is deciding it.
-fn written_in_place(orders: &Orders, ino: Ino) -> bool {
-    let open = orders.buffer.opens().by_ino(ino);
-    open.is_some_and(|o| matches!(&*o.target.read(), Target::Pfs { writable: true, .. }))
+    let staged = orders.files.stage_in(&visited.dir, &visited.name, moved);
+    let staged = staged.map_err(|failure| match failure.errno() {
+        Errno::ENOSPC => failure
+            .about("no room in the burst buffer: everything there is in use or not drained yet"),
+        _ => failure,
+    });
+    staged.map(drop)
 }
 
 /// A clean file that is in use for a moment, or whose directory is, as while a neighbour of it gets

@@ -1,0 +1,80 @@
+//! Files that come before a program asks for them: the next ones of a list that it works through,
+//! and of a folder that it reads as a whole or one after the other.
+//!
+//! 1. What is guessed (folders) takes free space only, and no more of that than its share until it
+//!    is read. A list has been ordered: for it clean copies may leave, as for any stage-in.
+//! 2. It comes in turns, after what programs write and restart from, and not at all while the
+//!    plan holds writes to a rate.
+//! 3. A folder whose guesses were in vain is left alone for a while.
+
+pub(crate) mod bring;
+pub(crate) mod readers;
+pub(crate) mod watch;
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, AtomicUsize};
+use std::time::Instant;
+
+use forebay_namespace::DirKey;
+use parking_lot::Mutex;
+
+use crate::base::Base;
+use crate::buffer::Buffer;
+use crate::files::Files;
+use crate::plan::Plan;
+use readers::{Folder, Reading};
+
+/// What is brought in ahead, and for whom.
+pub struct Ahead {
+    base: Arc<Base>,
+    buffer: Arc<Buffer>,
+    plan: Arc<Plan>,
+    files: Arc<Files>,
+    /// Programs on their way through files.
+    readings: Mutex<HashMap<u64, Arc<Reading>>>,
+    /// Folders in which something was opened of late.
+    folders: Mutex<HashMap<DirKey, Folder>>,
+    next_id: AtomicU64,
+    /// Threads that bring files in.
+    bringing: AtomicUsize,
+    begun: Instant,
+}
+
+impl Ahead {
+    /// Nobody reads anything.
+    pub fn new(files: &Arc<Files>) -> Ahead {
+        let drain = files.drain();
+        let ahead = Ahead {
+            base: drain.base().clone(),
+            buffer: drain.buffer().clone(),
+            plan: drain.plan().clone(),
+            files: files.clone(),
+            readings: Mutex::default(),
+            folders: Mutex::default(),
+            next_id: AtomicU64::new(1),
+            bringing: AtomicUsize::new(0),
+            begun: Instant::now(),
+        };
+        if ahead.share() > 0.0 {
+            ahead.buffer.guesses().is_interested();
+        }
+        ahead
+    }
+
+    /// Of the capacity, what guesses may take until they are read, 0 to 1.
+    fn share(&self) -> f64 {
+        self.base.settings().engine.read_ahead
+    }
+
+    fn now_s(&self) -> f64 {
+        self.begun.elapsed().as_secs_f64()
+    }
+
+    /// Lists and folders that are read now.
+    pub fn counts(&self) -> (u64, u64) {
+        let readings = self.readings.lock();
+        let lists = readings.values().filter(|r| r.is_list()).count() as u64;
+        (lists, readings.len() as u64 - lists)
+    }
+}

@@ -1,0 +1,217 @@
+//! Who reads which files.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Instant;
+
+use forebay_namespace::{Dir, DirKey};
+use forebay_policy::ahead::{self, Reader, Reason, Worth};
+use forebay_types::FileKind;
+use parking_lot::Mutex;
+
+use super::Ahead;
+use crate::buffer::guesses::Watched;
+
+/// A folder with more files than this is not looked at as a whole.
+const FILES_MAX: usize = 1_000_000;
+/// Opens in a folder before it is listed.
+pub(super) const OPENS_MIN: usize = 4;
+
+/// A file on a program's way.
+pub struct Item {
+    /// Its directory.
+    pub dir: Arc<Dir>,
+    /// Its name.
+    pub name: Vec<u8>,
+}
+
+/// A program on its way through files.
+pub struct Reading {
+    pub(super) id: u64,
+    pub(super) items: Vec<Item>,
+    places: HashMap<(DirKey, Vec<u8>), usize>,
+    pub(super) reader: Mutex<Reader>,
+    pub(super) worth: Mutex<Worth>,
+    /// When something was opened or brought in the last time.
+    pub(super) last: Mutex<Instant>,
+    /// Bytes that came in.
+    pub(super) bytes: AtomicU64,
+    is_list: bool,
+}
+
+impl Reading {
+    fn new(id: u64, reason: Reason, items: Vec<Item>) -> Reading {
+        let place = |(at, item): (usize, &Item)| ((item.dir.key, item.name.clone()), at);
+        Reading {
+            id,
+            places: items.iter().enumerate().map(place).collect(),
+            reader: Mutex::new(Reader::new(reason, items.len())),
+            items,
+            worth: Mutex::default(),
+            last: Mutex::new(Instant::now()),
+            bytes: AtomicU64::new(0),
+            is_list: reason == Reason::List,
+        }
+    }
+
+    /// Somebody has ordered it.
+    pub fn is_list(&self) -> bool {
+        self.is_list
+    }
+
+    pub(super) fn reason(&self) -> Reason {
+        self.reader.lock().reason()
+    }
+
+    /// The program has opened that file.
+    pub fn has_read(&self, index: usize) -> bool {
+        self.reader.lock().has_read(index)
+    }
+
+    /// Nothing more will be brought in.
+    pub fn is_over(&self) -> bool {
+        self.reader.lock().is_over()
+    }
+
+    /// Files that were read, and bytes that came in.
+    pub fn progress(&self) -> (usize, u64) {
+        let read = self.reader.lock().read();
+        (read, self.bytes.load(Ordering::Relaxed))
+    }
+
+    /// For how long nothing has happened.
+    pub fn idle(&self) -> std::time::Duration {
+        self.last.lock().elapsed()
+    }
+
+    pub(super) fn place_of(&self, dir: &Dir, name: &[u8]) -> Option<usize> {
+        self.places.get(&(dir.key, name.to_vec())).copied()
+    }
+
+    pub(super) fn opened(&self, index: usize, now_s: f64) {
+        self.reader.lock().opened(index, now_s);
+        *self.last.lock() = Instant::now();
+    }
+}
+
+/// A folder in which something was opened of late.
+pub struct Folder {
+    /// Opens before it was listed.
+    pub(super) first: Vec<Vec<u8>>,
+    pub(super) listed: Option<Listed>,
+    pub(super) reading: Option<u64>,
+    pub(super) last: Instant,
+    /// Guesses in it were in vain: until then it is left alone.
+    pub(super) left_alone_until: Option<Instant>,
+}
+
+/// Its files.
+pub(super) struct Listed {
+    /// In the order of their names.
+    names: Vec<Vec<u8>>,
+    learned: ahead::Folder,
+}
+
+impl Listed {
+    /// A file was opened; whether others are expected.
+    pub fn opened(&mut self, name: &[u8]) -> Option<Reason> {
+        let place = self.names.binary_search_by(|known| known[..].cmp(name));
+        self.learned.opened(place.ok()?)
+    }
+
+    fn expected(&self, dir: &Arc<Dir>, reason: Reason) -> Vec<Item> {
+        let places = self.learned.expected(reason).into_iter();
+        let item = |place: u32| Item {
+            dir: dir.clone(),
+            name: self.names[place as usize].clone(),
+        };
+        places.map(item).collect()
+    }
+}
+
+impl Folder {
+    pub(super) fn new() -> Folder {
+        Folder {
+            first: Vec::new(),
+            listed: None,
+            reading: None,
+            last: Instant::now(),
+            left_alone_until: None,
+        }
+    }
+}
+
+impl Ahead {
+    /// A program is about to read these files, in this order.
+    pub fn begin_list(self: &Arc<Self>, items: Vec<Item>) -> Arc<Reading> {
+        self.buffer.guesses().is_interested();
+        self.begin(Reason::List, items)
+    }
+
+    /// It has ended, or nobody wants it any more.
+    pub fn end_list(&self, reading: &Reading) {
+        self.end(reading.id);
+        self.buffer.guesses().is_not_interested();
+    }
+
+    pub(super) fn begin(self: &Arc<Self>, reason: Reason, items: Vec<Item>) -> Arc<Reading> {
+        let id = self.next_id.fetch_add(1, Ordering::Relaxed);
+        let reading = Arc::new(Reading::new(id, reason, items));
+        self.readings.lock().insert(id, reading.clone());
+        // What is here already is not brought in, and its opens tell how far the program is.
+        for (index, item) in reading.items.iter().enumerate() {
+            if let Some(file) = item.dir.child(&item.name) {
+                let watched = Watched {
+                    reader: id,
+                    index,
+                    guessed_bytes: None,
+                };
+                self.buffer.guesses().watch(file.object, watched);
+            }
+        }
+        self.bring_some();
+        reading
+    }
+
+    pub(super) fn end(&self, id: u64) {
+        self.readings.lock().remove(&id);
+        self.buffer.guesses().forget(id);
+    }
+
+    pub(super) fn begin_folder(
+        self: &Arc<Self>,
+        dir: &Arc<Dir>,
+        reason: Reason,
+        listed: &Listed,
+    ) -> u64 {
+        self.begin(reason, listed.expected(dir, reason)).id
+    }
+
+    /// The regular files of a directory; `None`: too many, or it cannot be listed.
+    pub(super) fn list(&self, dir: &Arc<Dir>) -> Option<Listed> {
+        let entries = match self.base.ns().list(dir) {
+            Ok(entries) => entries,
+            Err(error) => {
+                tracing::debug!("{dir:?} is not read ahead: {error}");
+                return None;
+            }
+        };
+        let files = entries
+            .into_iter()
+            .filter(|entry| entry.kind == FileKind::Regular);
+        let mut files: Vec<(Vec<u8>, u32)> = (0..)
+            .zip(files)
+            .map(|(at, entry)| (entry.name, at))
+            .collect();
+        if files.len() > FILES_MAX {
+            return None;
+        }
+        files.sort_unstable();
+        let (names, places): (Vec<_>, Vec<_>) = files.into_iter().unzip();
+        Some(Listed {
+            names,
+            learned: ahead::Folder::new(places),
+        })
+    }
+}

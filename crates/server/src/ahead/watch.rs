@@ -1,0 +1,164 @@
+//! The thread that hears of opens, and sees what follows.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use forebay_namespace::Dir;
+use forebay_policy::ahead::Reason;
+
+use super::Ahead;
+use super::readers::{Folder, OPENS_MIN};
+use crate::buffer::guesses::Opened;
+
+/// It looks again after so long, also where nobody opens anything: there may be room again.
+const LOOK_AGAIN: Duration = Duration::from_millis(500);
+/// A folder in which nothing happens for so long is forgotten.
+const FORGOTTEN_AFTER: Duration = Duration::from_secs(600);
+/// A folder whose guesses were in vain is left alone for so long.
+const LEFT_ALONE: Duration = Duration::from_secs(600);
+/// Folders that are remembered.
+const FOLDERS_MAX: usize = 1024;
+
+/// Hears of opens until the end.
+pub fn run(ahead: &Arc<Ahead>) {
+    let mut tidied = Instant::now();
+    while !ahead.base.is_ending() {
+        let opens = ahead.buffer.guesses().take_opens(LOOK_AGAIN);
+        for opened in opens {
+            match opened {
+                Opened::OnPfs { dir, name } => ahead.opened_on_pfs(&dir, &name),
+                Opened::Watched(watched) => {
+                    let reading = ahead.readings.lock().get(&watched.reader).cloned();
+                    if let Some(reading) = reading {
+                        reading.opened(watched.index, ahead.now_s());
+                        let bytes = watched.guessed_bytes.unwrap_or(0);
+                        reading.worth.lock().hit_bytes += bytes;
+                    }
+                }
+            }
+        }
+        ahead.take_in_waste();
+        ahead.bring_some();
+        if tidied.elapsed() > LOOK_AGAIN {
+            tidied = Instant::now();
+            ahead.tidy();
+        }
+    }
+}
+
+impl Ahead {
+    fn opened_on_pfs(self: &Arc<Self>, dir: &Arc<Dir>, name: &[u8]) {
+        let now_s = self.now_s();
+        let readings: Vec<_> = self.readings.lock().values().cloned().collect();
+        for reading in readings {
+            if let Some(index) = reading.place_of(dir, name) {
+                reading.opened(index, now_s);
+            }
+        }
+        if self.share() > 0.0 {
+            self.learn(dir, name);
+        }
+    }
+
+    /// Learns from an open in a folder, and begins to bring in what follows.
+    fn learn(self: &Arc<Self>, dir: &Arc<Dir>, name: &[u8]) {
+        let mut folders = self.folders.lock();
+        if folders.len() >= FOLDERS_MAX && !folders.contains_key(&dir.key) {
+            return;
+        }
+        let folder = folders.entry(dir.key).or_insert_with(Folder::new);
+        folder.last = Instant::now();
+        if folder
+            .left_alone_until
+            .is_some_and(|until| Instant::now() < until)
+        {
+            return;
+        }
+        let reason = match &mut folder.listed {
+            Some(listed) => listed.opened(name),
+            None => {
+                folder.first.push(name.to_vec());
+                if folder.first.len() < OPENS_MIN {
+                    return;
+                }
+                let Some(mut listed) = self.list(dir) else {
+                    folder.left_alone_until = Some(Instant::now() + LEFT_ALONE);
+                    return;
+                };
+                let first = std::mem::take(&mut folder.first);
+                let said = first.iter().map(|name| listed.opened(name)).last();
+                folder.listed = Some(listed);
+                said.flatten()
+            }
+        };
+        let (Some(reason), Some(listed)) = (reason, &folder.listed) else {
+            return;
+        };
+        let current = folder.reading.and_then(|id| {
+            let reading = self.readings.lock().get(&id).cloned();
+            reading.map(|reading| (id, reading))
+        });
+        match current {
+            // A streak that goes on, or the whole folder already.
+            Some((_, reading)) if reading.reason() == Reason::Epoch || reason != Reason::Epoch => {}
+            Some((id, _)) => {
+                self.end(id);
+                folder.reading = Some(self.begin_folder(dir, reason, listed));
+            }
+            None => folder.reading = Some(self.begin_folder(dir, reason, listed)),
+        }
+        if let Some(id) = folder.reading
+            && let Some(reading) = self.readings.lock().get(&id).cloned()
+            && let Some(index) = reading.place_of(dir, name)
+        {
+            reading.opened(index, self.now_s());
+        }
+    }
+
+    /// Folders whose guesses leave before anybody reads them are left alone.
+    fn take_in_waste(&self) {
+        for (id, bytes) in self.buffer.guesses().take_gone() {
+            let Some(reading) = self.readings.lock().get(&id).cloned() else {
+                continue;
+            };
+            let goes_on = {
+                let mut worth = reading.worth.lock();
+                worth.wasted_bytes += bytes;
+                worth.goes_on()
+            };
+            if goes_on || reading.is_list() {
+                continue;
+            }
+            self.end(id);
+            let mut folders = self.folders.lock();
+            if let Some(folder) = folders.values_mut().find(|f| f.reading == Some(id)) {
+                folder.left_alone_until = Some(Instant::now() + LEFT_ALONE);
+                (folder.listed, folder.reading) = (None, None);
+            }
+        }
+    }
+
+    /// Forgets folders in which nothing happens any more.
+    fn tidy(&self) {
+        let mut over = Vec::new();
+        self.folders.lock().retain(|_, folder| {
+            let is_idle = folder.last.elapsed() > FORGOTTEN_AFTER;
+            let reading = folder.reading.and_then(|id| {
+                let readings = self.readings.lock();
+                readings.get(&id).cloned()
+            });
+            let is_idle = is_idle && reading.as_ref().is_none_or(|r| r.idle() > FORGOTTEN_AFTER);
+            if is_idle {
+                over.extend(folder.reading);
+            } else if let Some(reading) = reading.filter(|reading| reading.is_over()) {
+                // All of it is here or was read: what is opened on the PFS from now on is new.
+                over.extend(folder.reading.take());
+                if reading.reason() == Reason::Epoch {
+                    folder.listed = None;
+                }
+            }
+            !is_idle
+        });
+        over.into_iter().for_each(|id| self.end(id));
+    }
+}

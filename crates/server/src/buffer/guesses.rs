@@ -1,0 +1,250 @@
+//! Files that were brought in before anybody asked for them, and who reads what meanwhile.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::time::Duration;
+
+use forebay_namespace::Dir;
+use forebay_types::ObjectId;
+use parking_lot::{Condvar, Mutex};
+
+/// Opens that wait to be looked at; beyond, the oldest is forgotten.
+const OPENS_MAX: usize = 16_384;
+
+/// A file was opened to be read.
+pub enum Opened {
+    /// One that is only on the PFS.
+    OnPfs {
+        /// Its directory.
+        dir: Arc<Dir>,
+        /// Its name.
+        name: Vec<u8>,
+    },
+    /// One of the burst buffer that somebody watches.
+    Watched(Watched),
+}
+
+/// A file of the burst buffer whose open somebody wants to hear of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Watched {
+    /// Whose list or folder it is in.
+    pub reader: u64,
+    /// Its place there.
+    pub index: usize,
+    /// It was brought in for that, and nobody has read it yet: its size, bytes.
+    pub guessed_bytes: Option<u64>,
+}
+
+/// Sums since the start, bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct GuessTotals {
+    /// Brought in before anybody asked.
+    pub guessed_bytes: u64,
+    /// Of those, read.
+    pub hit_bytes: u64,
+    /// Of those, gone before anybody read them.
+    pub wasted_bytes: u64,
+    /// Of those, there and not read yet.
+    pub unread_bytes: u64,
+}
+
+/// What becomes of guesses. Costs an open that nobody watches one look at a counter.
+#[derive(Default)]
+pub struct Guesses {
+    /// Whether opens of what is only on the PFS count; a list makes them count, too.
+    interest: AtomicUsize,
+    watched_count: AtomicUsize,
+    watched: Mutex<HashMap<ObjectId, Watched>>,
+    opens: Mutex<VecDeque<Opened>>,
+    news: Condvar,
+    totals: Mutex<GuessTotals>,
+    /// Of `totals`, for who asks often.
+    unread_bytes: AtomicU64,
+    /// Gone before anybody read them, and not yet told to who has brought them in.
+    gone: Mutex<Vec<(u64, u64)>>,
+}
+
+impl Guesses {
+    /// Somebody wants to hear of opens on the PFS; until [`Guesses::is_not_interested`].
+    pub fn is_interested(&self) {
+        self.interest.fetch_add(1, Ordering::AcqRel);
+    }
+
+    /// The end of that.
+    pub fn is_not_interested(&self) {
+        self.interest.fetch_sub(1, Ordering::AcqRel);
+    }
+
+    /// Whether opens of what is only on the PFS count.
+    pub fn wants_opens(&self) -> bool {
+        self.interest.load(Ordering::Acquire) > 0
+    }
+
+    /// A file that is only on the PFS was opened to be read.
+    pub fn opened_on_pfs(&self, dir: &Arc<Dir>, name: &[u8]) {
+        if self.wants_opens() {
+            let (dir, name) = (dir.clone(), name.to_vec());
+            self.tell(Opened::OnPfs { dir, name });
+        }
+    }
+
+    /// A file of the burst buffer was opened to be read.
+    pub fn opened(&self, object: ObjectId) {
+        if self.watched_count.load(Ordering::Acquire) == 0 {
+            return;
+        }
+        let Some(watched) = self.take(object) else {
+            return;
+        };
+        if let Some(bytes) = watched.guessed_bytes {
+            let mut totals = self.totals.lock();
+            totals.hit_bytes += bytes;
+            self.is_read(&mut totals, bytes);
+        }
+        self.tell(Opened::Watched(watched));
+    }
+
+    /// An object has left the burst buffer.
+    pub fn left(&self, object: ObjectId) {
+        if self.watched_count.load(Ordering::Acquire) == 0 {
+            return;
+        }
+        if let Some(watched) = self.take(object)
+            && let Some(bytes) = watched.guessed_bytes
+        {
+            let mut totals = self.totals.lock();
+            totals.wasted_bytes += bytes;
+            self.is_read(&mut totals, bytes);
+            drop(totals);
+            self.gone.lock().push((watched.reader, bytes));
+        }
+    }
+
+    /// The open of a file is to be told.
+    pub fn watch(&self, object: ObjectId, watched: Watched) {
+        if let Some(bytes) = watched.guessed_bytes {
+            let mut totals = self.totals.lock();
+            totals.guessed_bytes += bytes;
+            totals.unread_bytes += bytes;
+            self.unread_bytes
+                .store(totals.unread_bytes, Ordering::Relaxed);
+        }
+        let mut all = self.watched.lock();
+        all.insert(object, watched);
+        self.watched_count.store(all.len(), Ordering::Release);
+    }
+
+    /// Nobody wants to hear any more of what was there before a reader came; what was brought in
+    /// for it still counts.
+    pub fn forget(&self, reader: u64) {
+        let mut all = self.watched.lock();
+        all.retain(|_, watched| watched.reader != reader || watched.guessed_bytes.is_some());
+        self.watched_count.store(all.len(), Ordering::Release);
+    }
+
+    /// Sums since the start.
+    pub fn totals(&self) -> GuessTotals {
+        *self.totals.lock()
+    }
+
+    /// What is there and not read yet, bytes.
+    pub fn unread_bytes(&self) -> u64 {
+        self.unread_bytes.load(Ordering::Relaxed)
+    }
+
+    /// What has gone unread since the last call: whose it was, and bytes.
+    pub fn take_gone(&self) -> Vec<(u64, u64)> {
+        std::mem::take(&mut *self.gone.lock())
+    }
+
+    /// Waits for opens, for so long at most, and takes them.
+    pub fn take_opens(&self, patience: Duration) -> VecDeque<Opened> {
+        let mut opens = self.opens.lock();
+        if opens.is_empty() {
+            self.news.wait_for(&mut opens, patience);
+        }
+        std::mem::take(&mut *opens)
+    }
+
+    fn take(&self, object: ObjectId) -> Option<Watched> {
+        let mut all = self.watched.lock();
+        let watched = all.remove(&object);
+        self.watched_count.store(all.len(), Ordering::Release);
+        watched
+    }
+
+    fn is_read(&self, totals: &mut GuessTotals, bytes: u64) {
+        totals.unread_bytes = totals.unread_bytes.saturating_sub(bytes);
+        self.unread_bytes
+            .store(totals.unread_bytes, Ordering::Relaxed);
+    }
+
+    fn tell(&self, opened: Opened) {
+        let mut opens = self.opens.lock();
+        if opens.len() >= OPENS_MAX {
+            opens.pop_front();
+        }
+        opens.push_back(opened);
+        drop(opens);
+        self.news.notify_all();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn watched(reader: u64, index: usize, guessed_bytes: Option<u64>) -> Watched {
+        Watched {
+            reader,
+            index,
+            guessed_bytes,
+        }
+    }
+
+    #[test]
+    fn what_is_read_is_a_hit_and_what_leaves_unread_is_wasted() {
+        let guesses = Guesses::default();
+        let object = ObjectId;
+        guesses.watch(object(1), watched(7, 0, Some(10)));
+        guesses.watch(object(2), watched(7, 1, Some(20)));
+        guesses.watch(object(3), watched(7, 2, None));
+        assert_eq!(guesses.unread_bytes(), 30);
+        guesses.opened(object(1));
+        guesses.opened(object(1));
+        guesses.opened(object(3));
+        guesses.opened(object(9));
+        guesses.left(object(2));
+        guesses.left(object(2));
+        let expected = GuessTotals {
+            guessed_bytes: 30,
+            hit_bytes: 10,
+            wasted_bytes: 20,
+            unread_bytes: 0,
+        };
+        assert_eq!((guesses.totals(), guesses.unread_bytes()), (expected, 0));
+        assert_eq!(guesses.take_gone(), [(7, 20)]);
+        let opens = guesses.take_opens(Duration::ZERO);
+        let told: Vec<usize> = opens
+            .iter()
+            .map(|opened| match opened {
+                Opened::Watched(watched) => watched.index,
+                Opened::OnPfs { .. } => panic!("nobody opened one"),
+            })
+            .collect();
+        assert_eq!(told, [0, 2]);
+    }
+
+    #[test]
+    fn what_was_brought_in_counts_when_its_reader_is_forgotten() {
+        let guesses = Guesses::default();
+        guesses.watch(ObjectId(1), watched(7, 0, Some(10)));
+        guesses.watch(ObjectId(2), watched(7, 1, None));
+        guesses.forget(7);
+        guesses.opened(ObjectId(2));
+        assert!(guesses.take_opens(Duration::ZERO).is_empty());
+        guesses.opened(ObjectId(1));
+        assert_eq!(guesses.totals().hit_bytes, 10);
+    }
+}
