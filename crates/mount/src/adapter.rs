@@ -360,7 +360,8 @@ impl Filesystem for Adapter {
             write_back,
         };
         let file = (ino(node), handle(fh));
-        self.answer_write(file, (offset, data), how, request.pid(), reply);
+        let whose = (request.pid(), open.0 & libc::O_DIRECT != 0);
+        self.answer_write(file, (offset, data), how, whose, reply);
     }
 
     fn flush(

@@ -8,9 +8,14 @@ use parking_lot::Mutex;
 
 use crate::asker;
 
+/// Of writes that go round the page cache (`O_DIRECT`), so many are held back at a time. The kernel
+/// may count each as one of those in the background, of which it has few for all programs.
+const DIRECT_MAX: usize = 16;
+
 /// An answer that is held back.
 struct Paced<R> {
     due: Instant,
+    is_direct: bool,
     thread: u32,
     written: u32,
     reply: R,
@@ -31,22 +36,41 @@ impl<R> Default for PacedAnswers<R> {
 }
 
 impl<R> PacedAnswers<R> {
-    /// Holds an answer back: so many bytes were written for a thread of a program.
-    pub(crate) fn hold(&self, (written, pause): (u32, Duration), thread: u32, reply: R) {
+    /// Holds an answer back: so many bytes were written for a thread of a program. Gives it back
+    /// if it is to be given at once.
+    pub(crate) fn hold(
+        &self,
+        (written, pause): (u32, Duration),
+        (thread, is_direct): (u32, bool),
+        reply: R,
+    ) -> Option<R> {
         let now = Instant::now();
-        self.held.lock().push(Paced {
+        let mut held = self.held.lock();
+        if is_direct && held.iter().filter(|paced| paced.is_direct).count() >= DIRECT_MAX {
+            return Some(reply);
+        }
+        held.push(Paced {
             due: now.checked_add(pause).unwrap_or(now),
+            is_direct,
             thread,
             written,
             reply,
         });
+        None
     }
 
     /// Those that are due, and those of programs that have been killed: these end with the answer
     /// only.
     pub(crate) fn take_due(&self) -> Vec<(u32, R)> {
         let now = Instant::now();
-        self.take(|paced| paced.due <= now || asker::is_dying(paced.thread))
+        let mut due = self.take(|paced| paced.due <= now);
+        let mut threads: Vec<u32> = self.held.lock().iter().map(|paced| paced.thread).collect();
+        // Readers of requests need the lock, and a look at a program takes its time.
+        threads.retain(|thread| asker::is_dying(*thread));
+        if !threads.is_empty() {
+            due.extend(self.take(|paced| threads.contains(&paced.thread)));
+        }
+        due
     }
 
     /// All, at the end of the mount.
@@ -80,9 +104,12 @@ mod tests {
     fn an_answer_is_held_until_it_is_due_or_its_program_is_killed() {
         let mut program = Command::new("sleep").arg("60").spawn().expect("sleep");
         let answers = PacedAnswers::<char>::default();
-        answers.hold((1, Duration::ZERO), 0, 'a');
-        answers.hold((2, LONG), 0, 'b');
-        answers.hold((3, LONG), program.id(), 'c');
+        let hold = |written, pause, thread, reply| {
+            assert_eq!(answers.hold((written, pause), (thread, false), reply), None);
+        };
+        hold(1, Duration::ZERO, 0, 'a');
+        hold(2, LONG, 0, 'b');
+        hold(3, LONG, program.id(), 'c');
         assert_eq!(answers.take_due(), [(1, 'a')]);
         assert_eq!(answers.take_due(), []);
         // It stays a zombie until it is waited for: its threads are at their end.
@@ -97,5 +124,17 @@ mod tests {
         assert_eq!(taken, [(3, 'c')]);
         assert_eq!(answers.take_all(), [(2, 'b')]);
         assert_eq!(answers.take_all(), []);
+    }
+
+    #[test]
+    fn few_writes_round_the_page_cache_are_held_back_at_a_time() {
+        let answers = PacedAnswers::<usize>::default();
+        for n in 0..DIRECT_MAX {
+            assert_eq!(answers.hold((1, LONG), (0, true), n), None);
+        }
+        assert_eq!(answers.hold((1, LONG), (0, true), 99), Some(99));
+        assert_eq!(answers.hold((1, LONG), (0, false), 7), None);
+        assert_eq!(answers.take_all().len(), DIRECT_MAX + 1);
+        assert_eq!(answers.hold((1, LONG), (0, true), 99), None);
     }
 }

@@ -67,7 +67,7 @@ impl Adapter {
         (node, handle): (Ino, Handle),
         (offset, data): (u64, &[u8]),
         how: WriteHow,
-        thread: u32,
+        (thread, is_direct): (u32, bool),
         reply: ReplyWrite,
     ) {
         let done = Written {
@@ -78,6 +78,7 @@ impl Adapter {
             forgetters: self.forgetters.clone(),
             in_flight: self.in_flight.clone(),
             thread,
+            is_direct,
         };
         let turn = self.in_flight.turn(reply);
         let written = self.client.write(handle, offset, data, how, thread);
@@ -156,6 +157,7 @@ struct Written {
     forgetters: Pool,
     in_flight: Arc<InFlightTable>,
     thread: u32,
+    is_direct: bool,
 }
 
 impl Written {
@@ -194,9 +196,15 @@ impl Written {
         let Some(reply) = reply else {
             return;
         };
-        match pause.is_zero() {
-            true => reply.written(n as u32),
-            false => (self.in_flight.paced).hold((n as u32, pause), self.thread, reply),
+        let reply = match pause.is_zero() {
+            true => Some(reply),
+            false => {
+                let whose = (self.thread, self.is_direct);
+                self.in_flight.paced.hold((n as u32, pause), whose, reply)
+            }
+        };
+        if let Some(reply) = reply {
+            reply.written(n as u32);
         }
     }
 }

@@ -9,6 +9,12 @@ use crate::throttle::TokenBucket;
 
 /// Debt below this makes nobody wait, seconds: a pause costs its program more than its length.
 pub const FORGIVEN_S: f64 = 0.05;
+/// Longest pause of one write, seconds: while a program waits in a write, the kernel lets nobody
+/// remove or rename the file, and whoever tries holds the directory.
+pub const PAUSE_MAX_S: f64 = 5.0;
+/// More is not owed, seconds of the rate: others of a group pay for what one has written, and
+/// programs that were killed do not wait for what they owe.
+pub const DEBT_MAX_S: f64 = 10.0;
 /// What is written back for programs that cannot be made to wait adds debt up to this, seconds.
 pub const UNASKED_DEBT_MAX_S: f64 = 2.0;
 /// Users and groups that are remembered; beyond, those who owe nothing are forgotten.
@@ -70,13 +76,18 @@ impl Rates {
                 written: Written::default(),
             });
             account.written.bytes += bytes;
-            if asked || account.bucket.debt_s(now_s) < UNASKED_DEBT_MAX_S {
+            let most_s = if asked {
+                DEBT_MAX_S
+            } else {
+                UNASKED_DEBT_MAX_S
+            };
+            if account.bucket.debt_s(now_s) < most_s {
                 account.bucket.take(bytes, now_s);
             }
-            let debt_s = account.bucket.debt_s(now_s);
-            if asked && debt_s >= FORGIVEN_S {
-                account.written.paused_s += debt_s;
-                longest_s = longest_s.max(debt_s);
+            let pause_s = account.bucket.debt_s(now_s).min(PAUSE_MAX_S);
+            if asked && pause_s >= FORGIVEN_S {
+                account.written.paused_s += pause_s;
+                longest_s = longest_s.max(pause_s);
             }
         }
         self.forget_some(now_s);
@@ -142,9 +153,9 @@ mod tests {
         }
         assert!(rates.limits(of(1, 0)) && rates.limits(of(2, 3)));
         // The debt of one is not that of another.
-        assert!(rates.wrote(of(1, 0), 10 * MIB, true, 0.0) >= 10.0);
+        assert_eq!(rates.wrote(of(1, 0), 4 * MIB, true, 0.0), 4.0);
         assert_eq!(rates.wrote(of(2, 0), 10 * MIB, true, 0.0), 0.0);
-        assert_eq!(rates.written(Owner::User(1)).bytes, 10 * MIB);
+        assert_eq!(rates.written(Owner::User(1)).bytes, 4 * MIB);
         assert_eq!(rates.written(Owner::User(2)), Written::default());
     }
 
@@ -152,10 +163,11 @@ mod tests {
     fn the_slower_of_user_and_group_counts() {
         let user = limit(Whose::One(Owner::User(1)), 4 * MIB);
         let mut rates = rates(&[user, limit(Whose::One(Owner::Group(7)), MIB)]);
-        let pause_s = rates.wrote(of(1, 7), 8 * MIB, true, 0.0);
-        assert!((pause_s - 8.0).abs() < 1e-6, "{pause_s}");
+        let pause_s = rates.wrote(of(1, 7), 4 * MIB, true, 0.0);
+        assert!((pause_s - 4.0).abs() < 1e-6, "{pause_s}");
         // Others of the group pay for that, too.
-        assert!(rates.wrote(of(2, 7), MIB, true, 1.0) >= 7.9);
+        let pause_s = rates.wrote(of(2, 7), MIB, true, 1.0);
+        assert!((pause_s - 4.0).abs() < 1e-6, "{pause_s}");
     }
 
     #[test]
@@ -175,12 +187,23 @@ mod tests {
             limit(Whose::One(Owner::User(2)), MIB),
         ];
         let mut rates = rates(&all);
-        rates.wrote(of(1, 0), 100 * MIB, true, 0.0);
-        rates.wrote(of(2, 0), 100 * MIB, true, 0.0);
+        rates.wrote(of(1, 0), 6 * MIB, true, 0.0);
+        rates.wrote(of(2, 0), 6 * MIB, true, 0.0);
         rates.set(&all[..1], 1.0);
         rates.set(&all, 2.0);
-        assert!(rates.wrote(of(1, 0), 1, true, 2.0) > 90.0);
+        assert!(rates.wrote(of(1, 0), 1, true, 2.0) > 3.9);
         assert_eq!(rates.wrote(of(2, 0), 1, true, 2.0), 0.0);
+    }
+
+    #[test]
+    fn a_pause_and_a_debt_are_bounded() {
+        let mut rates = rates(&[limit(Whose::EachGroup, MIB)]);
+        for _ in 0..1000 {
+            assert!(rates.wrote(of(1, 7), 4 * MIB, true, 0.0) <= PAUSE_MAX_S);
+        }
+        // Nobody pays for all that.
+        let own_s = 1.0 - BURST_S;
+        assert!(rates.wrote(of(2, 7), MIB, true, 15.0) <= own_s);
     }
 
     proptest! {
@@ -189,10 +212,13 @@ mod tests {
         #[test]
         fn the_rate_is_held(
             rate in 64 * 1024u64..(1 << 32),
-            sizes in proptest::collection::vec(1u64..4 * MIB, 1..8),
+            parts in proptest::collection::vec(0.001f64..1.0, 1..8),
             late_s in 0.0f64..0.2,
         ) {
             let mut rates = rates(&[limit(Whose::EachUser, rate)]);
+            // All of them together write what the longest pause is worth at most.
+            let most = rate as f64 * PAUSE_MAX_S / 8.0;
+            let sizes: Vec<u64> = parts.iter().map(|part| (part * most) as u64 + 1).collect();
             // When each of some programs may write next.
             let mut next: Vec<f64> = vec![0.0; sizes.len()];
             let mut passed = 0.0;

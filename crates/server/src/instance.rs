@@ -165,6 +165,11 @@ impl Instance {
             open.is_some_and(|open| theirs.files.can_be_written(&open))
         };
         instance.sessions.writers_by(Box::new(is_written));
+        let sessions = Arc::downgrade(&instance.sessions);
+        rooms.files.awaits_by(Box::new(move || {
+            let sessions = sessions.upgrade();
+            sessions.is_none_or(|sessions| sessions.awaits_clients())
+        }));
         if !rooms.buffer.tiers().holders().is_empty() {
             let theirs = rooms.clone();
             let is_any_away = move || {
@@ -172,11 +177,6 @@ impl Instance {
                 tiers.any(|(_, slot)| !slot.tier.is_answering())
             };
             instance.sessions.nodes_by(Box::new(is_any_away));
-            let sessions = Arc::downgrade(&instance.sessions);
-            rooms.files.awaits_by(Box::new(move || {
-                let sessions = sessions.upgrade();
-                sessions.is_none_or(|sessions| sessions.awaits_clients())
-            }));
             let sessions = Arc::downgrade(&instance.sessions);
             rooms.files.recall_by(Box::new(move |ino| {
                 if let Some(sessions) = sessions.upgrade() {

@@ -161,6 +161,11 @@ impl Files {
         drop(self.awaits.set(awaits));
     }
 
+    /// Whether clients of before may still come back.
+    pub(super) fn awaits_clients(&self) -> bool {
+        self.awaits.get().is_some_and(|awaits| awaits())
+    }
+
     /// Whether no mount is left on the node of a data server, nor may come back to it with what it
     /// had. Who goes on writing there by an open file that a kernel has by itself is told by the
     /// next fsync: that asks the mount.

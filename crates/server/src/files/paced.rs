@@ -11,9 +11,11 @@ use crate::buffer::target::Target;
 use crate::files::Files;
 
 impl Files {
-    /// Whether a file's user or group has a rate: its writes are requests then.
+    /// Whether a file's user or group has a rate: its writes are requests then. As long as clients
+    /// of the last run come back, what their kernels have stays with these.
     pub(super) fn is_paced(&self, file: &File) -> bool {
-        self.buffer.rates().has_some() && self.buffer.rates().limits(owners_of(file))
+        let rates = self.buffer.rates();
+        rates.has_some() && rates.limits(owners_of(file)) && !self.awaits_clients()
     }
 
     /// So much was written. Answers with how much later the program is to hear of it. The data of a
