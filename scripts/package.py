@@ -30,6 +30,9 @@ SCRIPTS = ("preinst", "postinst", "prerm", "postrm")
 NOBODY = "The Forebay developers <forebay@localhost>"
 MAINTAINER = re.compile(r"[^<>\n]+ <[^<>@\s]+@[^<>@\s]+>")
 HELPERS = ("mount.forebay", "mount.fuse.forebay")
+# Not one in code: `[text](target)`, a picture with `!` before it.
+LINK = re.compile(r"`[^`\n]*`|(?P<picture>!?)\[(?P<text>(?:`[^`\n]*`|[^\[\]`])*)\]\((?P<target>[^()\s]+)\)")
+FENCED = re.compile(r"(?ms)^( *```+)[^\n]*\n.*?^\1 *$")
 GLIBC = re.compile(rb"GLIBC_2\.(\d+)\0")
 
 
@@ -92,6 +95,38 @@ def papers(usr, binary):
     shutil.rmtree(made)
 
 
+def installed_as(paper):
+    """Where a paper is, from the folder of the papers."""
+    return Path(paper.removeprefix("docs/"))
+
+
+def links_mended(paper):
+    """The text of a paper, with links as the installed files lie. What is not installed is named as a file of the source."""
+    here, at = ROOT / paper, installed_as(paper)
+
+    def mended(link):
+        target = link["target"]
+        if not target or target.startswith("#") or "://" in target or target.startswith("mailto:"):
+            return link[0]
+        name, _, place = target.partition("#")
+        file = os.path.relpath(here.parent / name, ROOT)
+        if not (ROOT / file).exists():
+            raise Failure(f"{paper} links to {target}, which is not there")
+        if file in PAPERS:
+            leads = installed_as(file)
+        elif file.split("/")[0] == "integrations" and file.split("/")[1] in INTEGRATIONS:
+            leads = Path("../../forebay", *Path(file).parts[1:])
+        else:
+            return f"{link['text']} (in the source: {file})"
+        return f"{link['picture']}[{link['text']}]({os.path.relpath(leads, at.parent)}{place and '#' + place})"
+
+    text, parts, end = here.read_text(encoding="utf-8"), [], 0
+    for fenced in FENCED.finditer(text):
+        parts += [LINK.sub(mended, text[end:fenced.start()]), fenced[0]]
+        end = fenced.end()
+    return "".join([*parts, LINK.sub(mended, text[end:])])
+
+
 def fill(usr, binary, version, third_party):
     """All that is below /usr."""
     (usr / "bin").mkdir(parents=True)
@@ -107,8 +142,9 @@ def fill(usr, binary, version, third_party):
     put(PACKAGING / "forebay.tmpfiles", usr / "lib/tmpfiles.d/forebay.conf")
     doc = usr / "share/doc/forebay"
     for paper in PAPERS:
-        put(ROOT / paper, doc / paper.removeprefix("docs/"))
-        squeeze(doc / paper.removeprefix("docs/"))
+        text = links_mended(paper) if paper.endswith(".md") else (ROOT / paper).read_text(encoding="utf-8")
+        write(doc / installed_as(paper), text)
+        squeeze(doc / installed_as(paper))
     for licence in ("LICENSE-APACHE", "LICENSE-MIT"):
         put(ROOT / licence, doc / licence)
     write(doc / "LICENSES-THIRD-PARTY.txt", third_party)

@@ -167,6 +167,15 @@ def journal(there):
     until("lines of level debug are", lambda: lines(there, f"FOREBAY_STATE={STATE}", "PRIORITY=7"))
     there.sh("sed -i 's/0.0.0.0:9180/127.0.0.1:9180/' /etc/forebay/bb.toml && systemctl restart forebay@bb")
     whole(there)
+    # A service has no terminal, can read its file again, and says as an error why it has not started.
+    assert not any("Ctrl-C" in line["MESSAGE"] for line in lines(there, f"_SYSTEMD_UNIT={UNIT}.service")), "Ctrl-C in the journal"
+    there.run("systemctl", "reload", UNIT)
+    until("the file was read again", lambda: any(line["MESSAGE"].startswith("reload: ") for line in lines(there, f"FOREBAY_STATE={STATE}")))
+    there.sh("sed 's,^mount = .*,mount = \"/nowhere\",' /etc/forebay/bb.toml >/etc/forebay/lost.toml")
+    assert there.run("systemctl", "start", "forebay@lost", check=False).returncode, "a mount point that is not there"
+    until("why it has not started is an error", lambda: any(
+        "make an empty directory" in line["MESSAGE"] for line in lines(there, "_SYSTEMD_UNIT=forebay@lost.service", "PRIORITY=3")))
+    there.sh("systemctl stop forebay@lost && rm /etc/forebay/lost.toml")
 
 
 def upgraded_under_a_job(there):
@@ -247,6 +256,9 @@ def from_fstab(there):
         whole(there)
         contains(there.run("findmnt", "-n", "-o", "SOURCE,FSTYPE", "/bb").stdout, "fuse.forebay")
         if how[0] == "mount":
+            # The first run has not ended yet when umount returns.
+            there.sh("umount /bb && mount /bb")
+            whole(there)
             there.run("umount", "/bb")
         else:
             contains(there.sh("systemctl show -P Wants -P Requires remote-fs.target").stdout, "bb.mount")

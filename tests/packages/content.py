@@ -12,6 +12,9 @@ from machine import Failure, run
 SUMMARY = ROOT / "docs/SUMMARY.md"
 LINK = re.compile(r"\]\(([^)\s#]+\.md)(?:#[^)]*)?\)")
 COMPLETIONS = ("bash-completion/completions/forebay", "zsh/vendor-completions/_forebay", "fish/vendor_completions.d/forebay.fish")
+# What a reader may follow, and what stands there where that is not installed.
+ANY_LINK = re.compile(r"`[^`\n]*`|!?\[((?:`[^`\n]*`|[^\[\]`])*)\]\(([^()\s]+)\)")
+IN_THE_SOURCE = re.compile(r" \(in the source: ([^()\s]+)\)")
 UNITS = ("forebay@.service", "forebay-server@.service", "forebay-mount@.service")
 INTEGRATIONS = ("slurm/burst_buffer.lua", "prometheus/forebay.rules.yml", "grafana/forebay.json")
 
@@ -35,6 +38,7 @@ def look(deb, archive, base):
     scripts(kept)
     program(root / "usr")
     papers(root / "usr/share/doc/forebay")
+    links(root / "usr/share/doc/forebay")
     same(archive, {name.removeprefix("usr/") for name in files})
 
 
@@ -94,11 +98,32 @@ def papers(doc):
         packed = doc / f"{page}.gz"
         check(packed.exists(), f"{page} is in docs/SUMMARY.md, and not in the package")
         text = gzip.decompress(packed.read_bytes()).decode()
-        check(text == (ROOT / "docs" / page).read_text(encoding="utf-8"), f"{page} is another text than docs/{page}")
+        check(words(text) == words((ROOT / "docs" / page).read_text(encoding="utf-8")), f"{page} is another text than docs/{page}")
         for link in LINK.findall(text):
             leads = (ROOT / "docs" / page).parent.joinpath(link).resolve()
             if leads.is_relative_to(ROOT / "docs") and "decisions" not in leads.parts:
                 check((packed.parent / f"{link}.gz").resolve().is_file(), f"{page} links to {link}, which is not in the package")
+
+
+def words(page):
+    """A page without the targets of its links, which lead elsewhere in the package."""
+    return IN_THE_SOURCE.sub("", ANY_LINK.sub(lambda link: link[0] if link[1] is None else link[1], page))
+
+
+def links(doc):
+    """No link leads to a file that is not installed."""
+    followed = 0
+    for packed in sorted(doc.rglob("*.md.gz")):
+        text = re.sub(r"(?ms)^( *```+)[^\n]*\n.*?^\1 *$", "", gzip.decompress(packed.read_bytes()).decode())
+        for target in re.findall(r"\]\(([^)\s#]+)(?:#[^)\s]*)?\)", re.sub(r"`[^`\n]*`", "", text)):
+            if not re.match(r"[a-z]+:", target):
+                leads = (packed.parent / target).resolve()
+                there = leads.is_relative_to(doc.parents[1]) and (leads.exists() or leads.with_name(f"{leads.name}.gz").exists())
+                check(there, f"{packed.relative_to(doc)} links to {target}, which is not installed")
+                followed += 1
+        for file in IN_THE_SOURCE.findall(text):
+            check((ROOT / file).exists(), f"{packed.relative_to(doc)} names {file} of the source, which is not there")
+    check(followed > 100, f"links of the pages: {followed}")
 
 
 def same(archive, files):

@@ -173,7 +173,7 @@ fn main() -> std::process::ExitCode {
         },
     };
     let exit = done.unwrap_or_else(|failure| {
-        out::complain(&failure.message);
+        out::fail(&failure.message);
         failure.exit
     });
     exit.into()

@@ -27,3 +27,12 @@ pub fn complain(message: &str) {
     let line = format!("forebay: {}\n", message.trim_end().replace('\n', " "));
     let _ = io::stderr().lock().write_all(line.as_bytes());
 }
+
+/// The same for why a command has failed. In the journal it is an error, and not information as
+/// all that stands on standard error: systemd takes the level from such a beginning (sd-daemon(3)).
+pub fn fail(message: &str) {
+    if crate::up::log::is_journal() {
+        let _ = io::stderr().lock().write_all(b"<3>");
+    }
+    complain(message);
+}

@@ -19,17 +19,18 @@ mod place;
 mod trials;
 
 use std::os::unix::ffi::OsStrExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
 use std::time::{Duration, Instant};
 
 use clap::Args;
 
 use crate::exit::{Exit, Explain, Failure};
+use crate::mount::is_alone;
 use crate::show::json;
 use crate::signals::{Hangup, watch};
 use crate::up::values::{FromText, Ssd};
-use crate::{out, usage};
+use crate::{out, up, usage};
 use finding::{Finding, Grade, Section};
 use place::{Kind, Place};
 
@@ -44,8 +45,9 @@ const CLEAN_LIMIT: Duration = Duration::from_secs(10);
     after_help = usage::EXIT_CODES,
     after_long_help = concat!(
         "Looks at the kernel, FUSE, rights, limits, memory and clock; with --ssd and --pfs at directories that\n",
-        "shall be flash or the slow file system, by trying there what Forebay will do; with --config at the key,\n",
-        "the addresses and ports of a cluster, and, where --pfs and --ssd are not given, at those of the file.\n",
+        "shall be flash or the slow file system, by trying there what Forebay will do; with --config at a file of\n",
+        "`up`, or at the key, the addresses and ports of a cluster, and, where --pfs and --ssd are not given, at\n",
+        "those of the file.\n",
         "Run it as the user who will run Forebay: rights and limits are those of this process.\n\n",
         "Each finding is a line: `ok`; `note`, worth knowing, or something that cannot be known; `slow`, works,\n",
         "but takes longer than it would have to; `bad`, something does not work, or a promise does not hold. A\n",
@@ -68,7 +70,7 @@ pub struct DoctorArgs {
     /// A directory on flash, as with `up`; may be given several times
     #[arg(long, value_name = "DIR", value_parser = clap::builder::OsStringValueParser::new())]
     ssd: Vec<std::ffi::OsString>,
-    /// The file of a cluster, cluster.toml
+    /// The file of `up`, or that of a cluster, cluster.toml
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
     /// Print one JSON object
@@ -102,20 +104,9 @@ pub fn run(args: &DoctorArgs) -> Result<Exit, Failure> {
     let mut sections = Vec::new();
     let mut pfs = args.pfs.clone();
     if let Some(path) = &args.config {
-        let (findings, cluster) = cluster::findings(path);
-        if let Some((cluster, here)) = cluster {
-            let data = here.iter().filter(|server| server.data);
-            let theirs = data.flat_map(|server| server.ssd.iter().map(|ssd| ssd.dir.clone()));
-            if ssds.is_empty() {
-                ssds.extend(theirs);
-            }
-            // A node that only mounts need not have the PFS.
-            pfs = pfs.or_else(|| (!here.is_empty()).then_some(cluster.pfs));
-        }
-        sections.push(Section {
-            area: "cluster",
-            path: Some(path.as_os_str().as_bytes().to_vec()),
-            findings,
+        sections.push(match is_alone(path) {
+            true => alone(path, &mut pfs, &mut ssds),
+            false => of_cluster(path, &mut pfs, &mut ssds),
         });
     }
     sections.insert(0, machine(ssds.len()));
@@ -143,6 +134,51 @@ pub fn run(args: &DoctorArgs) -> Result<Exit, Failure> {
         0 => Exit::Complete,
         _ => Exit::Partial,
     })
+}
+
+/// What the file of a burst buffer of this node says, and its directories where none were given.
+fn alone(path: &Path, pfs: &mut Option<PathBuf>, ssds: &mut Vec<PathBuf>) -> Section {
+    let finding = match up::places_of(path) {
+        Ok((theirs, ssd)) => {
+            *pfs = pfs.take().or(theirs);
+            if ssds.is_empty() {
+                *ssds = ssd;
+            }
+            let found = "a burst buffer of this node alone, no errors".to_string();
+            Finding::ok("file", found)
+        }
+        Err(failure) => {
+            let message = failure.message;
+            let (found, todo) = message.split_once("; ").unwrap_or((&message, ""));
+            Finding::new("file", Grade::Bad, found, todo)
+        }
+    };
+    Section {
+        area: "settings",
+        path: Some(path.as_os_str().as_bytes().to_vec()),
+        findings: vec![finding],
+    }
+}
+
+/// The same of a cluster, for the servers that are here.
+fn of_cluster(path: &Path, pfs: &mut Option<PathBuf>, ssds: &mut Vec<PathBuf>) -> Section {
+    let (findings, cluster) = cluster::findings(path);
+    if let Some((cluster, here)) = cluster {
+        let data = here.iter().filter(|server| server.data);
+        let theirs = data.flat_map(|server| server.ssd.iter().map(|ssd| ssd.dir.clone()));
+        if ssds.is_empty() {
+            ssds.extend(theirs);
+        }
+        // A node that only mounts need not have the PFS.
+        *pfs = pfs
+            .take()
+            .or_else(|| (!here.is_empty()).then_some(cluster.pfs));
+    }
+    Section {
+        area: "cluster",
+        path: Some(path.as_os_str().as_bytes().to_vec()),
+        findings,
+    }
 }
 
 fn machine(ssds: usize) -> Section {
@@ -216,6 +252,25 @@ mod tests {
             send.send(Event::Interrupted).expect("somebody listens");
         }
         look(place, (&send, &events), limit).expect("a thread")
+    }
+
+    #[test]
+    fn a_file_of_this_node_alone_says_which_directories() {
+        let folder = tempfile::tempdir().expect("tempdir");
+        let path = folder.path().join("bb.toml");
+        let look = |text: &str, given: Option<&str>| {
+            std::fs::write(&path, text).expect("write");
+            let (mut pfs, mut ssds) = (given.map(PathBuf::from), Vec::new());
+            let section = alone(&path, &mut pfs, &mut ssds);
+            (section.findings[0].grade, pfs, ssds)
+        };
+        let text = "pfs = '/scratch'\ndram = '4GiB'\nssd = ['/nvme0:1GB', 'near']";
+        let ssds = vec![PathBuf::from("/nvme0"), folder.path().join("near")];
+        let pfs = |dir: &str| Some(PathBuf::from(dir));
+        assert_eq!(look(text, None), (Grade::Ok, pfs("/scratch"), ssds.clone()));
+        assert_eq!(look(text, Some("/a")), (Grade::Ok, pfs("/a"), ssds));
+        let wrong = look("pfs = '/scratch'\nfast = true", None);
+        assert_eq!(wrong, (Grade::Bad, None, Vec::new()));
     }
 
     #[test]

@@ -54,7 +54,7 @@ pub fn translate(args: impl Iterator<Item = OsString>) -> Result<Option<Vec<OsSt
 }
 
 /// Whether a file is that of `forebay up`. One that cannot be read is left to the command.
-fn is_alone(file: &Path) -> bool {
+pub fn is_alone(file: &Path) -> bool {
     let text = std::fs::read_to_string(file).unwrap_or_default();
     let table: toml::Table = toml::from_str(&text).unwrap_or_default();
     table.contains_key("pfs") && !table.contains_key("cluster")

@@ -7,6 +7,7 @@ mod relay;
 mod run;
 mod samepfs;
 
+pub use helper::is_alone;
 pub use place::{log_of, shows};
 
 use std::ffi::OsString;

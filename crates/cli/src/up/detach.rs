@@ -165,7 +165,10 @@ impl Readiness {
     pub fn announce(&mut self, line: &str) -> Result<(), Failure> {
         self.announced = true;
         if !self.detached {
-            out::complain(&format!("{line}; Ctrl-C stops it"));
+            match notify::is_asked() {
+                true => out::complain(line),
+                false => out::complain(&format!("{line}; Ctrl-C stops it")),
+            }
             return notify::ready(line).explain("NOTIFY_SOCKET", "systemd waits for it");
         }
         // Before anybody is told: whoever ends the keeper from now on leaves the server.

@@ -74,6 +74,11 @@ pub fn start(state: &Path, mount: Option<&Path>, detached: bool) -> Result<Log, 
     Ok(log)
 }
 
+/// Whether standard error is a stream into systemd's journal.
+pub fn is_journal() -> bool {
+    journal::is_stderr()
+}
+
 /// Whether a log could be started with what `FOREBAY_LOG` asks for.
 pub fn check() -> Result<(), Failure> {
     asked_filter().map(drop)

@@ -22,6 +22,7 @@ pub mod values;
 
 use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 use clap::Args;
 use clap::builder::{OsStringValueParser, TypedValueParser};
@@ -37,7 +38,11 @@ use self::values::{Count, FromText, Level, PolicyName, Size, parse_ssd};
 use crate::exit::{Exit, Explain, Failure, reason};
 use crate::paths::need_working_directory;
 use crate::state::{Lock, LockError};
-use crate::{out, usage};
+use crate::{instance, mounts, out, usage};
+
+/// A start waits so long for the end of a run whose mount has gone.
+const ENDING_LIMIT: Duration = Duration::from_secs(15);
+const LOOK_EVERY: Duration = Duration::from_millis(50);
 
 /// Starts a burst buffer in front of a slow file system and mounts it
 #[derive(Args, Clone, Default)]
@@ -188,7 +193,7 @@ pub fn start_with(
     let state = plan.settings.state.clone();
     let made = preflight::make_state(&state)?;
     let start = || {
-        let _lock = lock(&state)?;
+        let _lock = lock_to_start(&state, plan.settings.mount.as_deref())?;
         preflight::clear_dead_mounts(&state, plan.settings.mount.as_deref())?;
         let log = log::start(&state, plan.settings.mount.as_deref(), detached)?;
         if let Some(most) = resources::raise_open_files() {
@@ -223,19 +228,54 @@ pub fn start_with(
 
 /// Takes the lock of a state folder.
 pub fn lock(state: &Path) -> Result<Lock, Failure> {
-    Lock::take(state).map_err(|error| {
-        let what = state.display();
-        Failure::fatal(match error {
-            LockError::Held { pid } => {
-                let pid = pid.map_or_else(String::new, |pid| format!(" (process {pid})"));
-                format!(
-                    "{what}: in use by a running instance{pid}; `forebay status --state {what}` shows it, \
-                     `forebay down --state {what}` stops it"
-                )
+    Lock::take(state).map_err(|error| not_locked(state, &error))
+}
+
+/// The same for a start. `umount` does not wait for the run that it ends: who mounts again at once
+/// finds that run ending, and waits for it.
+fn lock_to_start(state: &Path, mount: Option<&Path>) -> Result<Lock, Failure> {
+    let until = Instant::now() + ENDING_LIMIT;
+    loop {
+        match Lock::take(state) {
+            Err(LockError::Held { .. })
+                if mount.is_some() && Instant::now() < until && !is_mounted(state)? =>
+            {
+                std::thread::sleep(LOOK_EVERY);
             }
-            LockError::Io(error) => format!("{what}: cannot use the state folder: {}", reason(&error)),
-        })
+            taken => return taken.map_err(|error| not_locked(state, &error)),
+        }
+    }
+}
+
+fn is_mounted(state: &Path) -> Result<bool, Failure> {
+    Ok(!mounts::of_state(&instance::mount_table()?, state).is_empty())
+}
+
+fn not_locked(state: &Path, error: &LockError) -> Failure {
+    let what = state.display();
+    Failure::fatal(match error {
+        LockError::Held { pid } => {
+            let pid = pid.map_or_else(String::new, |pid| format!(" (process {pid})"));
+            format!(
+                "{what}: in use by a running instance{pid}; `forebay status --state {what}` shows it, \
+                 `forebay down --state {what}` stops it"
+            )
+        }
+        LockError::Io(error) => format!("{what}: cannot use the state folder: {}", reason(error)),
     })
+}
+
+/// Where a file says that the PFS and the flash of a burst buffer are. The rest of the file is only
+/// read: what a start needs besides, flags may give.
+pub fn places_of(file: &Path) -> Result<(Option<PathBuf>, Vec<PathBuf>), Failure> {
+    let file = ConfigFile::read(file)?;
+    let given: given::Given = Layers::of_file(&file)?.read()?;
+    limits::check_each_once(&given.limits, Some(&file))?;
+    let ssd = given.ssd.unwrap_or_default();
+    Ok((
+        given.pfs.map(|pfs| pfs.0),
+        ssd.into_iter().map(|ssd| ssd.0.dir).collect(),
+    ))
 }
 
 impl Sources {
@@ -358,6 +398,21 @@ mod tests {
         let mut layers = Layers::default();
         line.up.put_into(&mut layers);
         layers.read().map_err(|failure| failure.message)
+    }
+
+    #[test]
+    fn a_start_waits_for_the_end_of_a_run_that_is_unmounted() {
+        let folder = tempfile::tempdir().expect("tempdir");
+        let state = folder.path();
+        let held = Lock::take(state).expect("free");
+        // A server has no mount, whose end would say that it ends.
+        assert!(lock_to_start(state, None).is_err());
+        let ending = std::thread::spawn(move || {
+            std::thread::sleep(LOOK_EVERY * 4);
+            drop(held);
+        });
+        assert!(lock_to_start(state, Some(Path::new("/bb"))).is_ok());
+        ending.join().expect("ended");
     }
 
     #[test]

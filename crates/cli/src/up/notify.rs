@@ -37,6 +37,11 @@ fn send(to: &SocketAddr, text: &str) -> io::Result<()> {
     Ok(())
 }
 
+/// Whether this is a service of systemd, which has no terminal to stop it from.
+pub fn is_asked() -> bool {
+    std::env::var_os(SOCKET).is_some_and(|name| !name.is_empty())
+}
+
 /// Says that the service serves, and how the status line reads; nothing where nobody has asked.
 ///
 /// # Errors
