@@ -8,6 +8,7 @@ Makes everything below a temporary folder, and takes it away. Exit 1 names the f
 
 import argparse
 import contextlib
+import http.server
 import json
 import os
 import re
@@ -16,6 +17,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import urllib.error
 import urllib.parse
@@ -166,6 +168,7 @@ def look_at_page(buffer):
         check(f"<td>{name}</td>" in page, f"the page lacks the tier {name}")
     check("job" in page, "the page lacks the application")
     check(page.count("<svg") >= 6 and 'class="line s0"' in page, "charts are not drawn")
+    look_at_labels(buffer)
     for number in range(2, 5):
         buffer.write(f"job/ckpt-{number}", 2)
     # A browser whose clock is its own is faster than the status grows old, and copies of old versions go meanwhile.
@@ -175,6 +178,49 @@ def look_at_page(buffer):
     until("the page follows what is written", follows, 20)
     code, _, _ = buffer.get("/metrics")
     check(code == 200, "it still answers")
+
+
+@contextlib.contextmanager
+def served_again(buffer, change):
+    """The same page at another address, with a status that is changed on its way."""
+    class Passes(http.server.BaseHTTPRequestHandler):
+        def do_GET(self):  # noqa: N802
+            code, body, headers = buffer.get(self.path)
+            if self.path == "/status.json":
+                body = json.dumps(change(json.loads(body)))
+            body = body.encode()
+            self.send_response(code)
+            self.send_header("Content-Type", headers["content-type"])
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_):
+            pass
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Passes) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_address[1]}/"
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def look_at_labels(buffer):
+    """Limits that lie close together have one label, and those that do not have one each. A plan comes only after days of a site's own checkpoints."""
+    def labels(start, full):
+        def planned(status):
+            status["plan"].update(start_dwsf_bytes=start, full_dwsf_bytes=full)
+            return status
+        with served_again(buffer, planned) as url:
+            chart = re.search(r'id="plan" class="chart">(.*?)</svg>', browse(url))
+        check(chart, "the plan is not drawn")
+        return re.findall(r'<text class="limit-name"[^>]*>([^<]*)<', chart[1])
+    found = labels(0, 0)
+    check(found in (["demotion starts, at full speed"], ["at full speed, demotion starts"]), f"limits at 0: {found}")
+    found = labels(MIB, 1024 * MIB)
+    check(sorted(found) == ["at full speed", "demotion starts"], f"limits apart: {found}")
 
 
 def look_at_movements(buffer):

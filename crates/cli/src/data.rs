@@ -163,6 +163,7 @@ struct Orders {
     status: StatusBits,
     since: Instant,
     data: Arc<DataServer>,
+    settings: Settings,
     events: Sender<&'static str>,
 }
 
@@ -203,6 +204,7 @@ impl Orders {
             status,
             since: Instant::now(),
             data: data.clone(),
+            settings: settings.clone(),
             events,
         }
     }
@@ -210,6 +212,7 @@ impl Orders {
     fn status(&self) -> StatusBits {
         let mut status = self.status.clone();
         status.uptime_ms = self.since.elapsed().as_millis() as u64;
+        status.keeper = self.settings.keeper_status();
         if let Some(data) = &mut status.data_server {
             data.is_used = self.data.is_used();
         }

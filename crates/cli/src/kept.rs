@@ -1,6 +1,7 @@
 //! Servers that are started again by themselves, and are to be stopped.
 
 use std::path::Path;
+use std::time::Duration;
 
 use crate::control::Daemon;
 use crate::dead::not_running;
@@ -8,8 +9,13 @@ use crate::exit::{Explain, Failure};
 use crate::state::{self, Holder};
 use crate::up::keeper;
 
+/// A server that has died is started again within this time, unless it takes long to start.
+const STARTS_WITHIN: Duration = Duration::from_secs(20);
+/// Nobody who wants it down waits longer for a server that does not start.
+const SHORTLY: Duration = Duration::from_secs(5);
+
 /// The server, if it is to be stopped. One that has died and is about to be started again is waited
-/// for where it is to be drained, and else stays down.
+/// for, longer where it is to be drained. One that does not come stays down.
 ///
 /// # Errors
 /// It stays down, or does not answer.
@@ -17,7 +23,9 @@ pub fn running(state: &Path, drains: bool) -> Result<Option<Daemon>, Failure> {
     if let Some(daemon) = Daemon::try_connect(state)? {
         return Ok(Some(daemon));
     }
-    if drains && let Some(daemon) = keeper::await_server(state)? {
+    // One that has died is ended in order once it is there again: then nothing is left to repair.
+    let limit = if drains { STARTS_WITHIN } else { SHORTLY };
+    if let Some(daemon) = keeper::await_server(state, limit)? {
         return Ok(Some(daemon));
     }
     // Who is to be drained is not ended while it starts: what it has would stay undrained.

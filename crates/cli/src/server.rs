@@ -11,6 +11,7 @@ use forebay_wire::Key;
 use forebay_wire::net::{NetServer, NetServerConfig};
 
 use crate::cluster::config::{Cluster, Server};
+use crate::control::Daemon;
 use crate::data;
 use crate::exit::{Exit, Explain, Failure};
 use crate::state::{self, Holder};
@@ -90,10 +91,38 @@ pub fn run(args: &ServerArgs) -> Result<Exit, Failure> {
             keeper::dismiss(&state).explain(state.display(), "")?;
         }
         match args.restart {
-            true => keeper::run(&state, &starts(args)?, readiness),
+            true => {
+                check_not_running(&state)?;
+                keeper::run(&state, &starts(args)?, readiness)
+            }
             false => start(args, readiness),
         }
     })
+}
+
+/// A keeper hears how its server has ended, which only who has started that server can.
+fn check_not_running(state: &Path) -> Result<(), Failure> {
+    let Some(daemon) = Daemon::try_connect(state)? else {
+        return Ok(());
+    };
+    let what = state.display();
+    let pid = match state::holder(state) {
+        Ok(Some(Holder::Process(Some(pid)))) => format!(" (process {pid})"),
+        _ => String::new(),
+    };
+    let kept = match daemon.status().map(|bits| bits.keeper) {
+        Ok(Some(keeper)) if keeper.runs => {
+            let keeper = keeper.pid;
+            format!("and process {keeper} starts it again if it dies: nothing is to be done")
+        }
+        _ => format!(
+            "and nothing starts it again if it dies. To change that: `forebay down --state {what}`, then this command \
+             again; programs wait meanwhile"
+        ),
+    };
+    Err(Failure::fatal(format!(
+        "{what}: the server of this state folder runs already{pid}, {kept}"
+    )))
 }
 
 /// How a keeper starts it. What took the records over once is not to do so again: by then another
@@ -129,6 +158,7 @@ fn start(args: &ServerArgs, readiness: &mut Readiness) -> Result<Exit, Failure> 
     cluster.check_here(&server)?;
     cluster.check_pfs()?;
     let mut plan = cluster.plan(&server, resources::may_mount())?;
+    plan.settings.keeper = args.kept;
     forebay_types::failpoint::arm_from_environment().map_err(|e| refused(&e))?;
     if !server.metadata {
         let command = command(&config, &server);

@@ -106,6 +106,7 @@ impl Rooms {
             network: self.network_for(named),
             nodes: self.node_status(),
             second_copies: self.lifecycle.second_copies(),
+            keeper: self.base.settings().keeper_status(),
             ..StatusBits::default()
         }
     }

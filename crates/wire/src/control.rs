@@ -17,8 +17,8 @@ pub use fsck::{CLEAN_COPY_GONE, CONTENT_LOST, FSYNCED_LEFT, Finding, FsckReport}
 pub use history::{HistoryAsked, HistoryPage};
 pub use live::{InForce, LimitInForce, LimitStatus, Reloaded, RuleInForce, Whose};
 pub use nodes::{
-    Awaited, AwaitedFile, DataServerStatus, EmptyingStatus, NodeStatus, SecondCopiesStatus,
-    StandbyStatus,
+    Awaited, AwaitedFile, DataServerStatus, EmptyingStatus, KeeperStatus, NodeStatus,
+    SecondCopiesStatus, StandbyStatus,
 };
 pub use now::{CopyStatus, EarlierTotals, MovementStatus, TurnStatus};
 
@@ -593,6 +593,8 @@ pub struct StatusBits {
     pub data_server: Option<Box<DataServerStatus>>,
     /// It stands by: it knows who leads, and of nothing else here.
     pub standby: Option<Box<StandbyStatus>>,
+    /// Who starts it again if it dies; `None` if it was started without.
+    pub keeper: Option<KeeperStatus>,
     /// Names of files are left out: who asks is neither root nor the user who runs the server.
     pub names_hidden: bool,
 }

@@ -21,6 +21,7 @@ use crate::{out, usage};
 
 mod ahead;
 mod clients;
+mod keeper;
 mod limits;
 mod nodes;
 mod now;
@@ -146,6 +147,7 @@ pub fn render_live(bits: &StatusBits, room: Option<usize>, written: Option<f64>)
         bits.pid,
         show_path(&bits.state)
     );
+    page.push_str(&keeper::line(bits));
     let _ = writeln!(
         page,
         "fsync promises {}, policy {}, kernel passthrough {passthrough}, forebay {}\n",
@@ -245,12 +247,13 @@ fn warnings(bits: &StatusBits) -> String {
 fn render_standby(bits: &StatusBits, standby: &StandbyStatus) -> String {
     format!(
         "{}, up {}, process {}, state {}\nit stands by: {} leads; what is in the burst buffer: \
-         `forebay status --config FILE`\n",
+         `forebay status --config FILE`\n{}",
         name_of(bits),
         format_duration(Duration::from_secs(bits.uptime_ms / 1000)),
         bits.pid,
         show_path(&bits.state),
-        standby.leader
+        standby.leader,
+        keeper::line(bits)
     )
 }
 
@@ -261,11 +264,12 @@ fn render_data_server(bits: &StatusBits, data: &DataServerStatus) -> String {
         false => "no metadata server is connected",
     };
     let mut page = format!(
-        "{}, up {}, process {}, state {}\n{used}; what is held here: `forebay status --config FILE`\n\n",
+        "{}, up {}, process {}, state {}\n{}{used}; what is held here: `forebay status --config FILE`\n\n",
         name_of(bits),
         format_duration(Duration::from_secs(bits.uptime_ms / 1000)),
         bits.pid,
-        show_path(&bits.state)
+        show_path(&bits.state),
+        keeper::line(bits)
     );
     let mut table = Table::new(&[("tier", Align::Left), ("capacity", Align::Right)]);
     for tier in &bits.tiers {

@@ -8,7 +8,7 @@ use forebay_wire::control::{
 };
 use serde_json::{Map, Value, json};
 
-use super::{ahead, clients, drain_eta_s, limits, mount_of, nodes, now};
+use super::{ahead, clients, drain_eta_s, keeper, limits, mount_of, nodes, now};
 use crate::mounts::in_mount;
 use crate::show::json::{self, insert_path};
 
@@ -103,6 +103,8 @@ fn begin_json(bits: &StatusBits) -> Map<String, Value> {
     object.insert("schema_version".into(), SCHEMA_VERSION.into());
     object.insert("version".into(), bits.version.clone().into());
     insert_path(&mut object, "pfs", &bits.pfs);
+    let keeper = bits.keeper.map(keeper::to_json);
+    object.insert("keeper".into(), keeper.into());
     object
 }
 
@@ -237,7 +239,7 @@ mod tests {
     use std::collections::BTreeSet;
 
     use forebay_types::Errno;
-    use forebay_wire::control::{LimitStatus, PathFailure};
+    use forebay_wire::control::{KeeperStatus, LimitStatus, PathFailure};
 
     use super::*;
 
@@ -308,6 +310,7 @@ mod tests {
             network: Some(Box::new(clients::tests::network(1))),
             nodes: vec![nodes::tests::node(2)],
             second_copies: Some(SecondCopiesStatus::default()),
+            keeper: Some(KeeperStatus { pid: 2, runs: true }),
             ..StatusBits::default()
         })
     }

@@ -40,7 +40,7 @@ const STEADY: Duration = Duration::from_secs(60);
 const TRIES: u32 = 12;
 /// A keeper that is told to end does so within this time, and a server that it was starting, too.
 const END_LIMIT: Duration = Duration::from_secs(5);
-/// A server that has just died is started again within this time, unless it takes long to start.
+/// A server that starts itself anew has its lock again within this time.
 const SOON: Duration = Duration::from_secs(20);
 
 /// What a server is started with.
@@ -283,10 +283,10 @@ fn process_of(file: &mut File) -> io::Result<Option<OwnedFd>> {
 }
 
 /// A server that has died and is about to be started again, once it answers; `None` where nobody
-/// starts it, or that takes long.
-pub fn await_server(state: &Path) -> Result<Option<Daemon>, Failure> {
+/// starts it, or that takes longer.
+pub fn await_server(state: &Path, limit: Duration) -> Result<Option<Daemon>, Failure> {
     let begun = Instant::now();
-    while is_there(state) && begun.elapsed() < SOON {
+    while is_there(state) && begun.elapsed() < limit {
         if let Some(daemon) = Daemon::try_connect(state)? {
             return Ok(Some(daemon));
         }

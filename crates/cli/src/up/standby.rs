@@ -2,10 +2,12 @@
 
 use std::cell::{Cell, RefCell};
 use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
+use forebay_server::Settings;
 use forebay_types::Errno;
 use forebay_wire::control::{Control, ControlResponse, StandbyStatus, StatusBits};
 use forebay_wire::{Peer, Reply, Request, Response, Service, UnixServer};
@@ -15,10 +17,11 @@ use super::Announce;
 use super::again;
 use super::front::Front;
 use super::log::Log;
-use super::run::tell;
+use super::run::{tell, web};
 use super::settle::Plan;
 use crate::exit::{Exit, Explain, Failure};
 use crate::state::{self, SocketPath};
+use crate::web::Web;
 
 /// Whether a start stands by, for who wants it to stop.
 #[derive(Clone, Default)]
@@ -60,6 +63,7 @@ pub struct Standby<'a, 'b> {
 struct Waiting {
     leader: Arc<Mutex<String>>,
     _control: UnixServer,
+    _web: Option<Web>,
 }
 
 impl<'a, 'b> Standby<'a, 'b> {
@@ -114,13 +118,13 @@ impl<'a, 'b> Standby<'a, 'b> {
             server,
             cluster: cluster.to_string(),
             leader: waiting.clone(),
-            pfs: settings.pfs.as_os_str().as_bytes().to_vec(),
-            state: settings.state.as_os_str().as_bytes().to_vec(),
+            settings: settings.clone(),
             since: Instant::now(),
             watch: self.watch.clone(),
         };
         let socket = SocketPath::of(&settings.state).explain(settings.state.display(), "")?;
-        let control = UnixServer::start(&socket.path, Arc::new(orders)).explain(
+        let orders = Arc::new(orders);
+        let control = UnixServer::start(&socket.path, orders.clone()).explain(
             format_args!("{}: control socket", settings.state.display()),
             "",
         )?;
@@ -134,6 +138,7 @@ impl<'a, 'b> Standby<'a, 'b> {
         Ok(Waiting {
             leader: waiting,
             _control: control,
+            _web: web(self.plan, orders),
         })
     }
 
@@ -180,19 +185,21 @@ struct Orders {
     server: u16,
     cluster: String,
     leader: Arc<Mutex<String>>,
-    pfs: Vec<u8>,
-    state: Vec<u8>,
+    settings: Settings,
     since: Instant,
     watch: Watch,
 }
 
 impl Orders {
     fn status(&self) -> StatusBits {
+        let bytes = |path: &Path| path.as_os_str().as_bytes().to_vec();
+        let pfs = bytes(&self.settings.pfs);
         StatusBits {
             version: env!("CARGO_PKG_VERSION").into(),
-            pfs: self.pfs.clone(),
-            mount: self.pfs.clone(),
-            state: self.state.clone(),
+            mount: pfs.clone(),
+            pfs,
+            state: bytes(&self.settings.state),
+            keeper: self.settings.keeper_status(),
             pid: std::process::id(),
             uptime_ms: self.since.elapsed().as_millis() as u64,
             standby: Some(Box::new(StandbyStatus {

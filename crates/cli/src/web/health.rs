@@ -2,6 +2,17 @@
 
 use forebay_wire::control::StatusBits;
 
+/// That it is, in a line.
+pub fn praise(bits: &StatusBits) -> String {
+    match &bits.standby {
+        None => "ok\n".into(),
+        Some(standby) => format!(
+            "ok: server {} of {} stands by; {} leads\n",
+            standby.server, standby.cluster, standby.leader
+        ),
+    }
+}
+
 /// Why it is not; `None` if it is.
 pub fn complaint(bits: &StatusBits) -> Option<String> {
     if let Some(why) = &bits.store_failing {

@@ -154,6 +154,12 @@ pub fn render(bits: &StatusBits, format: Format) -> String {
         "Since the start of the server.",
         Ms(bits.uptime_ms),
     );
+    text.gauge(
+        "forebay_standby",
+        "1 while it stands by, and another metadata server leads.",
+        bits.standby.is_some(),
+    );
+    keeper(&mut text, bits);
     tiers(&mut text, &bits.tiers);
     if bits.data_server.is_none() && bits.standby.is_none() {
         plan(&mut text, bits);
@@ -172,6 +178,17 @@ pub fn render(bits: &StatusBits, format: Format) -> String {
         text.lines.push_str("# EOF\n");
     }
     text.lines
+}
+
+fn keeper(text: &mut Text, bits: &StatusBits) {
+    let mut family = text.family(
+        "forebay_keeper_runs",
+        Kind::Gauge,
+        "1 while what starts the server again if it dies is there, 0 once that is gone; absent where it was started without.",
+    );
+    if let Some(keeper) = bits.keeper {
+        family.sample(&[], keeper.runs);
+    }
 }
 
 fn tiers(text: &mut Text, tiers: &[TierStatus]) {

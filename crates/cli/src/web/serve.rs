@@ -201,7 +201,7 @@ fn of_status((path, format): (&str, Format), bits: &StatusBits) -> Answer {
         }
         "/status.json" => json(to_json(bits).to_string()),
         _ => match health::complaint(bits) {
-            None => text(StatusCode::OK, "ok\n".into()),
+            None => text(StatusCode::OK, health::praise(bits)),
             Some(why) => text(StatusCode::SERVICE_UNAVAILABLE, format!("{why}\n")),
         },
     }

@@ -20,6 +20,7 @@ use forebay_policy::publication::GroupMode;
 use forebay_policy::replicators::SPACE_FRACTION;
 use forebay_tiers::MachineMemory;
 use forebay_wire::Connection;
+use forebay_wire::control::KeeperStatus;
 
 pub use forebay_holder::SsdSetting;
 
@@ -329,6 +330,8 @@ pub struct Settings {
     /// Which start of the node this is; `None`: as the kernel says. For tests that cut the power of
     /// a part of the machine.
     pub boot_id: Option<String>,
+    /// The process that starts this one again if it dies; `None`: nobody was asked to.
+    pub keeper: Option<i32>,
     /// Descriptors that open files, copies under way and directories may have together; `None`:
     /// what the process may have and does not use at the start.
     pub descriptors_max: Option<u64>,
@@ -386,8 +389,19 @@ impl Settings {
             wait_for_space: Duration::from_secs(2),
             pfs_timeout: Duration::from_secs(30),
             boot_id: None,
+            keeper: None,
             descriptors_max: None,
         }
+    }
+
+    /// [`Self::keeper`], and whether it is there still: this process is its child as long as it is.
+    pub fn keeper_status(&self) -> Option<KeeperStatus> {
+        let keeper = self.keeper?;
+        let parent = rustix::process::getppid().map(|pid| pid.as_raw_nonzero().get());
+        Some(KeeperStatus {
+            pid: keeper.unsigned_abs(),
+            runs: parent == Some(keeper),
+        })
     }
 
     /// [`Self::overrun_bytes`], or what is right for this machine.

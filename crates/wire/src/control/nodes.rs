@@ -109,6 +109,15 @@ pub struct DataServerStatus {
     pub is_used: bool,
 }
 
+/// The process that starts a server again if that dies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct KeeperStatus {
+    /// Its process id, as the server was told.
+    pub pid: u32,
+    /// Whether it is there still.
+    pub runs: bool,
+}
+
 /// A metadata server that stands by while another leads.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StandbyStatus {

@@ -119,6 +119,83 @@ fn command_server_restart_what_was_stopped_stays_stopped() {
 }
 
 #[test]
+fn command_server_restart_one_that_has_just_died_is_stopped_in_order() {
+    if needs_nodes() {
+        return;
+    }
+    let job = Job::new(2);
+    job.cluster("start", ON, &[]).ok();
+    for node in [0, 1] {
+        let (keeper, before) = (keeper_of(&job, node), job.pid_of(node));
+        kill(&job, node, &before);
+        let down = ask(&job, "down", node).ok();
+        assert!(down.stdout.contains("stopped"), "{down:?}");
+        wait_until("the keeper has ended", || gone(&job, node, &keeper));
+        let status = ask(&job, "status", node);
+        let says = "is not running; `forebay server";
+        assert!(
+            status.code == 1 && status.stderr.contains(says),
+            "{status:?}"
+        );
+    }
+    job.cluster("start", ON, &[]).ok();
+    job.cluster("stop", ON, &[]).ok();
+    assert!(job.is_quiet());
+}
+
+#[test]
+fn command_status_tells_whether_a_server_is_kept() {
+    if needs_nodes() {
+        return;
+    }
+    let job = Job::new(2);
+    job.cluster("start", ON, &[]).ok();
+    let keeper_in = |node: usize| {
+        let state = state_of(&job, node);
+        let words: [&OsStr; 4] = [
+            "status".as_ref(),
+            "--json".as_ref(),
+            "--state".as_ref(),
+            state.as_ref(),
+        ];
+        job.forebay(&words).ok().json()["keeper"].clone()
+    };
+    let again = |node: usize| {
+        let config = job.odd.join("cluster.toml");
+        let id = (node + 1).to_string();
+        let words = ["server", "--detach", "--restart", "--id", &id, "--config"];
+        let words: Vec<&OsStr> = words.iter().map(OsStr::new).collect();
+        let refused = job.forebay(&[&words[..], &[config.as_ref()]].concat());
+        assert_eq!(refused.code, 1, "{refused:?}");
+        refused.stderr
+    };
+    for node in [0, 1] {
+        let keeper = keeper_of(&job, node);
+        let pid: u32 = keeper.parse().expect("a number");
+        assert_eq!(
+            keeper_in(node),
+            serde_json::json!({"pid": pid, "runs": true})
+        );
+        let page = ask(&job, "status", node).ok().stdout;
+        let says = format!("process {pid} starts this server again if it dies");
+        assert!(page.contains(&says), "{page}");
+        let refused = again(node);
+        assert!(refused.contains("nothing is to be done"), "{refused}");
+        let server = job.pid_of(node);
+        kill(&job, node, &keeper);
+        wait_until("it is known", || keeper_in(node)["runs"] == false);
+        let page = ask(&job, "status", node).ok().stdout;
+        let says = "nothing starts this server again if it dies";
+        assert!(page.contains(says), "{page}");
+        let refused = again(node);
+        assert!(refused.contains("`forebay down --state"), "{refused}");
+        assert_eq!(job.pid_of(node), server, "it goes on");
+    }
+    job.cluster("stop", ON, &[]).ok();
+    assert!(job.is_quiet());
+}
+
+#[test]
 fn command_server_restart_one_that_starts_itself_anew_is_kept_as_before() {
     if needs_nodes() {
         return;

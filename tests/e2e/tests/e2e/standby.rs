@@ -3,6 +3,7 @@
 use std::fs::{self, File, OpenOptions};
 use std::io::Write;
 use std::path::Path;
+use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -415,4 +416,65 @@ fn bad_input_a_standby_that_would_lose_something_is_refused() {
         &holds,
         "server 1: with a second metadata server none may hold data",
     );
+}
+
+const PAGE: &str = "127.0.0.1:9464";
+
+/// What the page's server of a metadata server's node answers: the status, and the body.
+fn of_page(fleet: &Fleet, which: usize, path: &str) -> (String, String) {
+    let url = format!("http://{PAGE}{path}");
+    let node = fleet.metadata_node(which);
+    let mut curl = Command::new("curl");
+    curl.args(["-sS", "-m", "10", "-w", "\n%{http_code}", &url]);
+    fleet.node(node).place(&mut curl);
+    let said = curl.output().expect("curl");
+    let said = String::from_utf8(said.stdout).expect("UTF-8");
+    let (body, code) = said.rsplit_once('\n').expect("a code");
+    (code.into(), body.into())
+}
+
+#[test]
+fn command_server_http_a_standby_says_that_it_stands_by_and_for_whom() {
+    if needs_nodes() {
+        return;
+    }
+    let mut fleet = fleet(1, &format!("{LAZY}\n[http]\nlisten = \"{PAGE}\""));
+    wait_until("both answer", || {
+        (0..2).all(|which| of_page(&fleet, which, "/healthz").0 == "200")
+    });
+    assert_eq!(of_page(&fleet, 0, "/healthz").1, "ok\n");
+    let (_, health) = of_page(&fleet, 1, "/healthz");
+    let says = "ok: server 100 of fleet stands by; server 1 of fleet on ";
+    assert!(
+        health.starts_with(says) && health.ends_with("leads\n"),
+        "{health}"
+    );
+    let (code, metrics) = of_page(&fleet, 1, "/metrics");
+    assert_eq!(code, "200");
+    for line in ["forebay_standby 1\n", "forebay_uptime_seconds "] {
+        assert!(metrics.contains(line), "{metrics}");
+    }
+    assert!(!metrics.contains("forebay_undrained_bytes"), "{metrics}");
+    assert!(
+        of_page(&fleet, 0, "/metrics")
+            .1
+            .contains("forebay_standby 0\n")
+    );
+    let (_, status) = of_page(&fleet, 1, "/status.json");
+    let status: serde_json::Value = serde_json::from_str(&status).expect("JSON");
+    assert_eq!(status["standby"]["id"], 100, "{status}");
+    assert!(
+        of_page(&fleet, 1, "/")
+            .1
+            .contains("<script src=\"page.js\"")
+    );
+    // The same address goes on when it leads.
+    fleet.kill_metadata(0);
+    wait_until_for(2 * WITHIN, "it leads, and says so", || {
+        of_page(&fleet, 1, "/healthz").1 == "ok\n"
+    });
+    let (_, metrics) = of_page(&fleet, 1, "/metrics");
+    for line in ["forebay_standby 0\n", "forebay_undrained_bytes "] {
+        assert!(metrics.contains(line), "{metrics}");
+    }
 }

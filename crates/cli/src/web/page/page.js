@@ -3,7 +3,7 @@
 const EVERY_MS = 5000;
 /* The shortest that has room for all samples is drawn. */
 const SPANS_MIN = [6, 15, 30, 60];
-const WIDTH = 420, HEIGHT = 176, LEFT = 54, BOTTOM = 18, TOP = 8;
+const WIDTH = 420, HEIGHT = 176, LEFT = 54, BOTTOM = 18, TOP = 8, LABEL = 13;
 const UNITS = ["B", "KiB", "MiB", "GiB", "TiB", "PiB"];
 
 const $ = (id) => document.getElementById(id);
@@ -73,6 +73,19 @@ function onItsWay(status) {
   table("now", ["What", "How", "", "Done", "Of", "Time left"], [...movements, ...copies], "");
 }
 
+/* Draws the lines. Those that lie close together have one label, or nobody could read them. */
+function labels(limits, y, svg) {
+  const found = [];
+  for (const limit of limits.sort((one, other) => other.value - one.value)) {
+    const at = y(limit.value);
+    svg.append(draw("line", { class: "limit", x1: LEFT, x2: WIDTH, y1: at, y2: at }));
+    const above = found[found.length - 1];
+    if (above && at - above.at < LABEL) above.names.unshift(limit.name);
+    else found.push({ at, names: [limit.name] });
+  }
+  return found;
+}
+
 /* A row of lines over the last hour. `lines`: name, values; `limits`: name, value. */
 function chart(place, label, at, lines, limits, format, top) {
   const drawn = lines.filter((line) => line.values.some((value) => value !== null));
@@ -93,10 +106,8 @@ function chart(place, label, at, lines, limits, format, top) {
     const anchor = minutes === 0 ? "end" : minutes === minutesShown ? "start" : "middle";
     svg.append(draw("text", { x: x(end - minutes * 60), y: HEIGHT - 2, "text-anchor": anchor }, minutes ? `−${minutes} min` : "now"));
   }
-  for (const limit of shown) {
-    if (limit.value > highest) continue;
-    svg.append(draw("line", { class: "limit", x1: LEFT, x2: WIDTH, y1: y(limit.value), y2: y(limit.value) }));
-    svg.append(draw("text", { x: WIDTH, y: y(limit.value) - 3, "text-anchor": "end" }, limit.name));
+  for (const { at, names } of labels(shown.filter((limit) => limit.value <= highest), y, svg)) {
+    svg.append(draw("text", { class: "limit-name", x: WIDTH, y: at - 3, "text-anchor": "end" }, names.join(", ")));
   }
   drawn.forEach((line, nth) => {
     const points = line.values.map((value, i) => [at[i], value]).filter(([, value]) => value !== null);
@@ -166,9 +177,10 @@ function problems(status) {
 
 function show(status, history, health) {
   if (status.standby) return standsBy(status);
+  document.body.classList.remove("standby");
   $("place").textContent = status.mount || status.state || "";
   document.title = `Forebay ${status.mount || status.pfs || ""}`;
-  $("facts").textContent = `in front of ${status.pfs || "–"} · ${status.version} · up for ${span(status.uptime_s)} · fsync: ${status.durability || "–"}`;
+  $("facts").textContent = `in front of ${status.pfs || "–"} · ${status.version} · up for ${span(status.uptime_s)} · fsync: ${status.durability || "–"}${unkept(status)}`;
   wellness(health.ok, health.text);
   if (!status.drain) return tables({ ...status, applications: [] });
   figures(status);
@@ -179,9 +191,16 @@ function show(status, history, health) {
   problems(status);
 }
 
+/* A server that was to be started again if it dies, and is not any more. */
+const unkept = (status) => (status.keeper && !status.keeper.runs ? " · nothing starts it again if it dies" : "");
+
 function standsBy(status) {
-  $("facts").textContent = `${status.version} · stands by; ${status.standby.leader} leads`;
+  $("facts").textContent = `${status.version} · stands by; ${status.standby.leader} leads${unkept(status)}`;
+  $("place").textContent = status.state || "";
+  document.title = `Forebay: ${status.standby.cluster}, stands by`;
   wellness(true, "stands by");
+  $("why").textContent = `Server ${status.standby.id} of ${status.standby.cluster} takes over when ${status.standby.leader} has gone. What is in the burst buffer is on that one's page.`;
+  document.body.classList.add("standby");
 }
 
 function wellness(ok, text) {
