@@ -161,6 +161,20 @@ pub enum Why {
     Grows,
 }
 
+impl Why {
+    /// A word for machines.
+    pub fn name(self) -> &'static str {
+        match self {
+            Why::Ceiling => "ceiling",
+            Why::Ordered => "ordered",
+            Why::Jobs => "jobs",
+            Why::Stalls => "stalls",
+            Why::Calms => "calms",
+            Why::Grows => "grows",
+        }
+    }
+}
+
 impl fmt::Display for Why {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {

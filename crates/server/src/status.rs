@@ -106,6 +106,7 @@ impl Rooms {
             network: self.network_for(named),
             nodes: self.node_status(),
             second_copies: self.lifecycle.second_copies(),
+            lending: self.lifecycle.lending_status().map(Box::new),
             ..StatusBits::default()
         }
     }
@@ -158,7 +159,7 @@ impl Rooms {
 
     fn all_tiers(&self) -> Vec<TierStatus> {
         let own = self.buffer.tiers().iter().filter(|(id, _)| *id != OVERFLOW);
-        let own = own.map(|(id, slot)| self.tier_status(slot.tier.name(), id, slot.capacity_bytes));
+        let own = own.map(|(id, slot)| self.tier_status(slot.tier.name(), id));
         own.chain([self.pfs_status()]).collect()
     }
 
@@ -231,11 +232,11 @@ impl Rooms {
         }
     }
 
-    fn tier_status(&self, name: &str, id: TierId, capacity_bytes: u64) -> TierStatus {
+    fn tier_status(&self, name: &str, id: TierId) -> TierStatus {
         let figures = self.buffer.ledger().figures(id);
         TierStatus {
             name: name.to_string(),
-            capacity_bytes,
+            capacity_bytes: figures.capacity_bytes,
             used_bytes: figures.used_bytes,
             dirty_bytes: figures.dirty_bytes,
             reserved_bytes: figures.reserved_bytes,
@@ -246,7 +247,7 @@ impl Rooms {
     /// The PFS's own figures, as `df` has them: what only root may use is not there. Undrained is
     /// what is on its way without a stay in the burst buffer.
     fn pfs_status(&self) -> TierStatus {
-        let mut status = self.tier_status("pfs", OVERFLOW, 0);
+        let mut status = self.tier_status("pfs", OVERFLOW);
         if let Some(totals) = self.base.health().totals() {
             let bytes = |blocks: u64| blocks * u64::from(totals.block_bytes);
             status.used_bytes = bytes(totals.blocks.saturating_sub(totals.blocks_free));

@@ -7,12 +7,14 @@ use serde::{Deserialize, Serialize};
 
 mod fsck;
 mod history;
+mod lending;
 mod live;
 mod nodes;
 mod now;
 
 pub use fsck::{CLEAN_COPY_GONE, CONTENT_LOST, FSYNCED_LEFT, Finding, FsckReport};
 pub use history::{HistoryAsked, HistoryPage};
+pub use lending::LendingStatus;
 pub use live::{InForce, LimitInForce, LimitStatus, Reloaded, RuleInForce, Whose};
 pub use nodes::{
     Awaited, AwaitedFile, DataServerStatus, EmptyingStatus, NodeStatus, SecondCopiesStatus,
@@ -78,6 +80,9 @@ pub enum Control {
     History(HistoryAsked),
     /// Compares records, objects and PFS; repairs unless `dry_run`.
     Fsck { dry_run: bool, checksums: bool },
+    /// Has jobs get so much of borrowed memory back until another order; 0 takes it back. Answers
+    /// with the status.
+    Lend { bytes: u64 },
 }
 
 impl Control {
@@ -89,6 +94,7 @@ impl Control {
             | Control::Job { .. }
             | Control::History(_)
             | Control::InForce
+            | Control::Lend { .. }
             | Control::Node { .. } => true,
             // A second start is a second job; the others act on what may have changed in between.
             Control::Start { .. }
@@ -117,6 +123,7 @@ impl Control {
             Control::Node { .. } => "order for a node",
             Control::History(_) => "history",
             Control::Fsck { .. } => "fsck",
+            Control::Lend { .. } => "lend",
         }
     }
 
@@ -135,6 +142,7 @@ impl Control {
             | Control::Calibrate { .. }
             | Control::Policy { .. }
             | Control::Reload
+            | Control::Lend { .. }
             | Control::Fsck { .. } => false,
         }
     }
@@ -581,6 +589,8 @@ pub struct StatusBits {
     pub network: Option<Box<NetworkStatus>>,
     /// The servers of the cluster; empty without one.
     pub nodes: Vec<NodeStatus>,
+    /// Memory that is borrowed; `None` where the memory tier has a fixed size, or there is none.
+    pub lending: Option<Box<LendingStatus>>,
     /// Second copies; `None` where none are promised.
     pub second_copies: Option<SecondCopiesStatus>,
     /// It is a data server: it knows of its tiers, and of nothing else here.
