@@ -368,6 +368,15 @@ impl TierSet {
         }
     }
 
+    /// What the memory tier's file system has, also what is not booked yet, bytes; `None` where it
+    /// does not say.
+    pub fn dram_used_bytes(&self) -> Option<u64> {
+        let mount = self.dram.lock();
+        let used = mount.as_ref()?.used_bytes();
+        used.inspect_err(|error| tracing::debug!("space of the memory tier: {error}"))
+            .ok()?
+    }
+
     /// Gives the memory of the `dram` tier back; only when nothing in it is needed any more and
     /// nobody uses the tiers. The tmpfs cannot be unmounted while descriptors in it are open, so it
     /// is detached and goes with the last of them.

@@ -45,10 +45,16 @@ impl GivenBack {
 }
 
 impl Files {
+    /// What the memory tier occupies, also what is not booked yet, bytes.
+    pub fn in_memory_bytes(&self) -> u64 {
+        let used = self.buffer.tiers().dram_used_bytes();
+        used.unwrap_or_else(|| self.buffer.ledger().figures(DRAM).used_bytes)
+    }
+
     /// What the memory tier has beyond its capacity, bytes.
     pub fn owed_bytes(&self) -> u64 {
-        let figures = self.buffer.ledger().figures(DRAM);
-        figures.used_bytes.saturating_sub(figures.capacity_bytes)
+        let capacity = self.buffer.ledger().figures(DRAM).capacity_bytes;
+        self.in_memory_bytes().saturating_sub(capacity)
     }
 
     /// Gives back what the memory tier has beyond its capacity, as far as it can go now.
@@ -96,13 +102,12 @@ impl Files {
             let Some(file) = self.buffer.file(ObjectId(id)) else {
                 continue;
             };
-            let bytes = self.buffer.ledger().used_bytes(file.object);
-            match self.leave_memory_for_flash(&file, bytes) {
-                Ok(true) => {
+            match self.leave_memory_for_flash(&file) {
+                Ok(Some(bytes)) => {
                     failpoint::hit(failpoint::Point::LendMoved);
                     moved += bytes;
                 }
-                Ok(false) => {}
+                Ok(None) => {}
                 // Who wants the file goes first.
                 Err(_) if self.is_wanted(&file) => {}
                 Err(failure) => tracing::warn!(
@@ -136,14 +141,21 @@ impl Files {
         candidates.iter().map(|candidate| candidate.id).collect()
     }
 
-    /// `false`: it stays, for it is in use in a way that does not allow it, or there is no room.
-    fn leave_memory_for_flash(&self, file: &Arc<File>, bytes: u64) -> Result<bool, Failure> {
+    /// Answers with what has left. `None`: it stays, for it is in use in a way that does not allow
+    /// it, or there is no room.
+    fn leave_memory_for_flash(&self, file: &Arc<File>) -> Result<Option<u64>, Failure> {
+        let open = self.buffer.opens().by_ino(file.ino);
+        // What it has grown to since it was opened is not booked yet.
+        let bytes = match &open {
+            Some(open) => open.target.read().object().stat()?.allocated_bytes,
+            None => self.buffer.ledger().used_bytes(file.object),
+        };
         let with_room = self.flash_for(file, DRAM, bytes);
         let Some(to) = with_room.or_else(|| self.flash_with_clean(bytes)) else {
             if file.lock().is_dirty() {
                 self.buffer.queue().add_urgent(file.object);
             }
-            return Ok(false);
+            return Ok(None);
         };
         let done_bytes = AtomicU64::new(0);
         let is_over = || self.base.is_ending() || self.is_wanted(file);
@@ -156,7 +168,7 @@ impl Files {
                 }
             },
         };
-        let moved = match self.buffer.opens().by_ino(file.ino) {
+        let moved = match open {
             Some(open) => {
                 let leaving = Leaving {
                     file,
@@ -168,10 +180,11 @@ impl Files {
             }
             None => self.move_to_node(file, to, &control),
         };
-        if let Ok(true) = moved {
+        let has_moved = moved?;
+        if has_moved {
             self.uncache(file, to);
         }
-        moved
+        Ok(has_moved.then_some(bytes))
     }
 
     fn is_wanted(&self, file: &File) -> bool {

@@ -191,7 +191,7 @@ impl Lifecycle {
             available_bytes: now.available_bytes,
             stall_us: now.stall_us,
             capacity_bytes: figures.capacity_bytes,
-            used_bytes: figures.used_bytes,
+            used_bytes: self.files.in_memory_bytes(),
         };
         let target = deciding.lender.step(&memory, deciding.order);
         let before = deciding.last.replace(Look { now, target });
@@ -263,7 +263,7 @@ impl Lifecycle {
         let load = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         Some(LendingStatus {
             borrowed_bytes: figures.capacity_bytes,
-            used_bytes: figures.used_bytes,
+            used_bytes: self.files.in_memory_bytes(),
             floor_bytes: target.floor_bytes,
             ceiling_bytes: target.ceiling_bytes,
             ordered_bytes: deciding.order.map_or(0, |order| order.bytes),
