@@ -64,9 +64,11 @@ impl Files {
             moved_bytes: 0,
         };
         if self.owed_bytes() > 0 {
-            // Whatever stays for now is drained meanwhile.
-            self.buffer.queue().hurry();
             given.moved_bytes = self.move_from_memory();
+        }
+        if self.owed_bytes() > 0 {
+            // Not before: what is being copied to the PFS does not move, and flash is nearer.
+            self.buffer.queue().hurry();
         }
         given
     }
