@@ -8,9 +8,9 @@ use forebay_types::{
 use forebay_wire::control::{
     ApplicationStatus, Awaited, AwaitedFile, Calibrated, CalibrationStep, ClientStatus,
     ConflictEntry, ConnectionStatus, Control, ControlResponse, EmptyingStatus, Finding, FsckReport,
-    HistoryAsked, HistoryPage, JobProgress, LimitStatus, Movement, NetworkStatus, NodeStatus,
-    PathFailure, PlanStatus, RefusedStatus, ScrubStatus, StandbyStatus, StatusBits, TierStatus,
-    VersionStatus, WhereEntry,
+    HistoryAsked, HistoryPage, JobProgress, LendingStatus, LimitStatus, Movement, NetworkStatus,
+    NodeStatus, PathFailure, PlanStatus, RefusedStatus, ScrubStatus, StandbyStatus, StatusBits,
+    TierStatus, VersionStatus, WhereEntry,
 };
 use forebay_wire::{
     ContentVersion, Link, LockHolder, LockOf, OpenMode, Opened, Recall, Request, Response,
@@ -311,6 +311,7 @@ pub fn controls() -> Vec<Control> {
             placement: Some("lru".into()),
         },
         Control::InForce,
+        Control::Lend { bytes: 1 << 33 },
         Control::Reload,
         Control::Fsck {
             dry_run: true,
@@ -509,6 +510,11 @@ fn status() -> StatusBits {
         applications: vec![application],
         network: Some(Box::new(network())),
         nodes: vec![node()],
+        lending: Some(Box::new(LendingStatus {
+            borrowed_bytes: 1 << 32,
+            why: "jobs".into(),
+            ..LendingStatus::default()
+        })),
         standby: Some(Box::new(StandbyStatus {
             server: 2,
             cluster: "bb0".into(),
