@@ -1,7 +1,7 @@
 use std::time::Duration;
 
 use super::super::values::{
-    Count, Dram, DramSize, Folder, Fraction, PolicyName, Size, Span, Switch, carried, parse_ssd,
+    Count, Dram, DramSize, Folder, Fraction, PolicyName, Span, Switch, carried, parse_ssd,
 };
 use super::*;
 
