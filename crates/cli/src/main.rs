@@ -32,6 +32,7 @@ mod instance;
 mod job;
 mod kept;
 mod keygen;
+mod lend;
 mod mount;
 mod mounts;
 mod movement;
@@ -115,6 +116,7 @@ enum Command {
     Plan(plan::PlanArgs),
     Policy(policy::PolicyArgs),
     Reload(reload::ReloadArgs),
+    Lend(lend::LendArgs),
     History(history::HistoryArgs),
     Report(report::ReportArgs),
     Simulate(simulate::SimulateArgs),
@@ -146,6 +148,7 @@ impl Command {
             Command::Plan(args) => plan::run(args),
             Command::Policy(args) => policy::run(args),
             Command::Reload(args) => reload::run(args),
+            Command::Lend(args) => lend::run(args),
             Command::History(args) => history::run(args),
             Command::Report(args) => report::run(args),
             Command::Simulate(args) => simulate::run(args),

@@ -22,6 +22,7 @@
 //! | Is it the PFS that the state was made for? | [`samepfs`] |
 //! | Where does a new file go, and how much space is set aside? | [`placement`] |
 //! | Where does a file go on when its tier is full? | [`spill`] |
+//! | How much memory is borrowed, and when is some given back? | [`lending`] |
 //! | Which node holds a new file? | [`holders`] |
 //! | Where does a file go on when its node is full? | [`handover`] |
 //! | How do files leave a node that is being emptied? | [`emptying`] |
@@ -58,6 +59,7 @@ pub mod history;
 pub mod holders;
 pub mod job;
 pub mod leadership;
+pub mod lending;
 pub mod limits;
 pub mod links;
 pub mod liveness;

@@ -1,6 +1,5 @@
 //! A server's life: start, serve, stop.
 
-use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
@@ -10,7 +9,7 @@ use forebay_namespace::Node;
 use forebay_tiers::TierKind;
 use forebay_types::{Ino, failpoint};
 use forebay_wire::Service;
-use forebay_wire::control::{FsckReport, Reloaded};
+use forebay_wire::control::Reloaded;
 use forebay_wire::net::NetView;
 use parking_lot::Mutex;
 
@@ -26,8 +25,7 @@ use crate::files::{guard, inplace, unseen};
 use crate::integrity::{scrub, seal};
 use crate::lifecycle::facts::Facts;
 use crate::lifecycle::onserver::Told;
-use crate::lifecycle::statefolder::{open_store, store_of};
-use crate::lifecycle::{discard, emptying, history, monitor, replicas, restarts};
+use crate::lifecycle::{discard, emptying, history, lending, monitor, replicas, restarts};
 use crate::live::Reload;
 use crate::opening::{OpenMode, open_rooms};
 use crate::orders::publication;
@@ -197,6 +195,12 @@ impl Instance {
             self.spawn(&format!("fb-demote-{i}"), false, &rooms.drain, run)?;
         }
         monitor::look_below(&rooms.lifecycle);
+        if rooms.lifecycle.borrows() {
+            // Nothing is put in memory before it is known how much there may be.
+            rooms.lifecycle.look_at_memory();
+            self.spawn("fb-lend", false, &rooms.lifecycle, lending::watch)?;
+            self.spawn("fb-return", false, &rooms.lifecycle, lending::give_back)?;
+        }
         for server in rooms.base.settings().servers() {
             let watch = move |files: &Arc<Files>| guard::watch::run(files, server);
             self.spawn(&format!("fb-guard-{server}"), false, &rooms.files, watch)?;
@@ -552,51 +556,4 @@ impl ExactLook {
         self.next = Some(Instant::now() + 20 * begun.elapsed());
         is_all
     }
-}
-
-/// What a check of a state folder is to do.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct FsckOrders {
-    /// Change nothing.
-    pub dry_run: bool,
-    /// Read all content.
-    pub checksums: bool,
-    /// The PFS has been replaced for good.
-    pub new_pfs: bool,
-    /// Tiers that are gone for good, by what they are called: `DIR`, `server-N`, `server-N:NAME`.
-    pub lost_tiers: Vec<String>,
-}
-
-/// Checks a state folder whose instance does not run. The caller holds its lock. `tell` hears what
-/// is waited for.
-pub fn fsck_offline(
-    state: &Path,
-    orders: &FsckOrders,
-    tell: &dyn Fn(&str),
-) -> Result<FsckReport, StartError> {
-    let (dry_run, new_pfs) = (orders.dry_run, orders.new_pfs);
-    let mut settings = Settings::new(PathBuf::new(), None, state.to_path_buf());
-    settings.store = store_of(state)?;
-    let store = open_store(&settings, Told::of(tell))?;
-    let facts = match store.get(b"c/instance").map_err(failed("metadata store"))? {
-        Some(bytes) => postcard::from_bytes::<Facts>(&bytes).map_err(failed("metadata store"))?,
-        None => return Err(StartError::NoInstance(state.display().to_string())),
-    };
-    drop(store);
-    let mode = OpenMode::Check { dry_run, new_pfs };
-    let settings = Settings {
-        store: settings.store,
-        ..facts.settings(state.to_path_buf())
-    };
-    let rooms = open_rooms(settings, mode, Told::of(tell))?;
-    let given_up = rooms.lifecycle.give_up_tiers(&orders.lost_tiers, dry_run);
-    let report = given_up.map(|found| {
-        let mut report = rooms.lifecycle.fsck(dry_run, orders.checksums, false);
-        report.findings.splice(0..0, found);
-        report
-    });
-    // Memory that was not there before is empty, and nobody would give it back.
-    rooms.buffer.tiers().undo(state);
-    rooms.base.ns().sync().map_err(failed("metadata store"))?;
-    report
 }

@@ -14,6 +14,7 @@ mod integrity;
 mod lifecycle;
 mod live;
 mod nodes;
+mod offline;
 mod opening;
 mod orders;
 mod plan;
@@ -28,18 +29,20 @@ mod threads;
 
 pub use base::live::LiveSettings;
 pub use base::settings::{
-    DemotionSettings, EngineSettings, HolderSetting, HolderWay, NodeSetting, PathRule,
-    ScrubSettings, ServerStore, Settings, SsdSetting, StoreSetting, Verify,
+    DemotionSettings, EngineSettings, HolderSetting, HolderWay, LendingSetting, MemoryWay,
+    NodeSetting, PathRule, ScrubSettings, ServerStore, Settings, SsdSetting, StoreSetting, Verify,
 };
 pub use catalog::rules::check_rule;
 // For the fuzzer: patterns are an administrator's, the paths that they are compared with anybody's.
 #[doc(hidden)]
 pub use catalog::rules::Rules;
 pub use forebay_kv::Location as StoreLocation;
+pub use forebay_policy::lending::Lending;
 pub use forebay_policy::publication::GroupMode;
-pub use forebay_tiers::MachineMemory;
-pub use instance::{FsckOrders, Instance, StopReason, StopSummary, fsck_offline};
+pub use forebay_tiers::{MachineMemory, MemoryNow, MemorySource};
+pub use instance::{Instance, StopReason, StopSummary};
 pub use lifecycle::onserver::Told;
 pub use lifecycle::statefolder::VERSION as RECORDS_VERSION;
+pub use offline::{FsckOrders, fsck_offline};
 pub use sessions::{Session, Sessions};
 pub use starterror::StartError;

@@ -121,7 +121,7 @@ impl Rooms {
             let (files, bytes) = copied.elsewhere.get(&id).copied().unwrap_or_default();
             let only_here = figures.dirty_bytes.saturating_sub(bytes);
             status.tiers.push(slot.tier.name().to_string());
-            status.capacity_bytes += slot.capacity_bytes;
+            status.capacity_bytes += figures.capacity_bytes;
             status.used_bytes += figures.used_bytes;
             status.restart_copy_bytes += copied.for_restarts.get(&id).copied().unwrap_or(0);
             status.dirty_bytes += figures.dirty_bytes;

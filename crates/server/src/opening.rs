@@ -23,6 +23,7 @@ use crate::integrity::Integrity;
 use crate::integrity::scrub::Scrub;
 use crate::lifecycle::boot::Boot;
 use crate::lifecycle::facts::Facts;
+use crate::lifecycle::lending::Borrowed;
 use crate::lifecycle::lost::{check_tiers, refuse_holders};
 use crate::lifecycle::onserver::Told;
 use crate::lifecycle::statefolder::open_store;
@@ -207,6 +208,8 @@ fn take_over(
     rooms.lifecycle.restore_totals(facts);
     let emptying = rooms.buffer.emptying().restore(rooms.base.ns());
     emptying.map_err(failed("metadata store"))?;
+    let lent = rooms.lifecycle.restore_order_to_lend();
+    lent.map_err(failed("metadata store"))?;
     rooms.plan.restore_bandwidths();
     match mode {
         OpenMode::Serve => {
@@ -249,6 +252,7 @@ struct Scheduling {
     learning: Learning,
     scrub: Scrub,
     boot: Boot,
+    borrowed: Option<Borrowed>,
 }
 
 impl Scheduling {
@@ -271,6 +275,7 @@ impl Scheduling {
             started,
             dedicated,
             trigger: Picking::trigger(&settings.demotion).map_err(failed(WHAT))?,
+            borrowed: Borrowed::new(settings).map_err(failed("memory to borrow"))?,
             engine: Engine::new(settings, started).map_err(failed(WHAT))?,
             learning: Learning::open(ns, settings, started).map_err(failed(WHAT))?,
             scrub: Scrub::load(ns).map_err(failed(WHAT))?,
@@ -299,6 +304,7 @@ fn wire_up(
         scrub,
         boot,
         trigger,
+        borrowed,
     } = scheduling;
     let holders = settings.holders.iter().map(|holder| holder.server);
     let picking = Picking::new(
@@ -319,7 +325,7 @@ fn wire_up(
     let files = Arc::new(Files::new(&drain, descriptors));
     let ahead = Arc::new(Ahead::new(&files));
     let orders = Arc::new(Orders::new(&files, &ahead));
-    let lifecycle = Arc::new(Lifecycle::new(&orders, boot));
+    let lifecycle = Arc::new(Lifecycle::new(&orders, boot, borrowed));
     Rooms {
         base,
         catalog,

@@ -553,6 +553,10 @@ impl Server {
                 rooms.order_node(server, empty)?;
                 Ok(ControlResponse::Status(Box::new(rooms.status())))
             }
+            Control::Lend { bytes } => {
+                rooms.lifecycle.order_lend(bytes)?;
+                Ok(ControlResponse::Status(Box::new(rooms.status())))
+            }
             Control::Fsck { dry_run, checksums } => self.bounded(move |rooms| {
                 ControlResponse::Fsck(rooms.lifecycle.fsck(dry_run, checksums, true))
             }),

@@ -38,6 +38,14 @@ impl Rooms {
 
     /// `named`: with what clients say of themselves.
     fn status_with(&self, named: bool) -> StatusBits {
+        let mut bits = self.files_and_drain(named);
+        bits.ahead = self.ahead_status();
+        bits.keeper = self.base.settings().keeper_status();
+        bits.lending = self.lifecycle.lending_status().map(Box::new);
+        bits
+    }
+
+    fn files_and_drain(&self, named: bool) -> StatusBits {
         let bytes = |path: &std::path::Path| path.as_os_str().as_bytes().to_vec();
         let undrained = self.buffer.undrained();
         let tiers = self.all_tiers();
@@ -106,7 +114,6 @@ impl Rooms {
             network: self.network_for(named),
             nodes: self.node_status(),
             second_copies: self.lifecycle.second_copies(),
-            keeper: self.base.settings().keeper_status(),
             ..StatusBits::default()
         }
     }
@@ -159,7 +166,7 @@ impl Rooms {
 
     fn all_tiers(&self) -> Vec<TierStatus> {
         let own = self.buffer.tiers().iter().filter(|(id, _)| *id != OVERFLOW);
-        let own = own.map(|(id, slot)| self.tier_status(slot.tier.name(), id, slot.capacity_bytes));
+        let own = own.map(|(id, slot)| self.tier_status(slot.tier.name(), id));
         own.chain([self.pfs_status()]).collect()
     }
 
@@ -199,7 +206,6 @@ impl Rooms {
             bits.applications_total = 0;
         }
         (bits.limits_total, bits.limits) = self.limit_status(asker);
-        bits.ahead = self.ahead_status();
         bits
     }
 
@@ -233,11 +239,11 @@ impl Rooms {
         }
     }
 
-    fn tier_status(&self, name: &str, id: TierId, capacity_bytes: u64) -> TierStatus {
+    fn tier_status(&self, name: &str, id: TierId) -> TierStatus {
         let figures = self.buffer.ledger().figures(id);
         TierStatus {
             name: name.to_string(),
-            capacity_bytes,
+            capacity_bytes: figures.capacity_bytes,
             used_bytes: figures.used_bytes,
             dirty_bytes: figures.dirty_bytes,
             reserved_bytes: figures.reserved_bytes,
@@ -248,7 +254,7 @@ impl Rooms {
     /// The PFS's own figures, as `df` has them: what only root may use is not there. Undrained is
     /// what is on its way without a stay in the burst buffer.
     fn pfs_status(&self) -> TierStatus {
-        let mut status = self.tier_status("pfs", OVERFLOW, 0);
+        let mut status = self.tier_status("pfs", OVERFLOW);
         if let Some(totals) = self.base.health().totals() {
             let bytes = |blocks: u64| blocks * u64::from(totals.block_bytes);
             status.used_bytes = bytes(totals.blocks.saturating_sub(totals.blocks_free));

@@ -11,6 +11,8 @@
 mod common;
 #[path = "failpoints/holders.rs"]
 mod holders;
+#[path = "failpoints/lend.rs"]
+mod lend;
 #[path = "failpoints/model.rs"]
 mod model;
 #[path = "failpoints/outsider.rs"]

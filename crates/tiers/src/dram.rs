@@ -92,6 +92,16 @@ impl DramMount {
         self.size_bytes.load(Ordering::Relaxed)
     }
 
+    /// What is occupied, bytes; `None` where others have a part in the same tmpfs.
+    pub fn used_bytes(&self) -> io::Result<Option<u64>> {
+        if !self.is_private {
+            return Ok(None);
+        }
+        let stat = rustix::fs::statvfs(&self.path)?;
+        let blocks = stat.f_blocks.saturating_sub(stat.f_bfree);
+        Ok(Some(blocks.saturating_mul(stat.f_frsize)))
+    }
+
     /// Changes the limit. `EBUSY` if more than that is in use; the old limit then stays.
     pub fn resize(&self, size_bytes: u64) -> io::Result<()> {
         if self.is_private {

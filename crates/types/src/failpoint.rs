@@ -236,6 +236,10 @@ points! {
     FsckNamed,
     /// fsck: the object of which that is a copy is gone.
     FsckRemoved,
+    /// memory is given back: the tier may hold less, and nothing has left yet.
+    LendLowered,
+    /// memory is given back: a file has moved to flash.
+    LendMoved,
     /// stop: all threads have ended.
     StopThreads,
     /// stop: memory is left.

@@ -1,21 +1,23 @@
 //! What the command line says to a running burst buffer.
 
-use std::net::SocketAddr;
-
 use forebay_types::{Errno, limits};
 use serde::{Deserialize, Serialize};
 
 mod ahead;
 mod fsck;
 mod history;
+mod lending;
 mod live;
+mod network;
 mod nodes;
 mod now;
 
 pub use ahead::AheadStatus;
 pub use fsck::{CLEAN_COPY_GONE, CONTENT_LOST, FSYNCED_LEFT, Finding, FsckReport};
 pub use history::{HistoryAsked, HistoryPage};
+pub use lending::LendingStatus;
 pub use live::{InForce, LimitInForce, LimitStatus, Reloaded, RuleInForce, Whose};
+pub use network::{ClientStatus, ConnectionStatus, NetworkStatus, RefusedStatus};
 pub use nodes::{
     Awaited, AwaitedFile, DataServerStatus, EmptyingStatus, KeeperStatus, NodeStatus,
     SecondCopiesStatus, StandbyStatus,
@@ -82,6 +84,9 @@ pub enum Control {
     History(HistoryAsked),
     /// Compares records, objects and PFS; repairs unless `dry_run`.
     Fsck { dry_run: bool, checksums: bool },
+    /// Has jobs get so much of borrowed memory back until another order; 0 takes it back. Answers
+    /// with the status.
+    Lend { bytes: u64 },
 }
 
 impl Control {
@@ -93,6 +98,7 @@ impl Control {
             | Control::Job { .. }
             | Control::History(_)
             | Control::InForce
+            | Control::Lend { .. }
             | Control::Node { .. } => true,
             // A second start is a second job; the others act on what may have changed in between.
             Control::Start { .. }
@@ -121,6 +127,7 @@ impl Control {
             Control::Node { .. } => "order for a node",
             Control::History(_) => "history",
             Control::Fsck { .. } => "fsck",
+            Control::Lend { .. } => "lend",
         }
     }
 
@@ -139,6 +146,7 @@ impl Control {
             | Control::Calibrate { .. }
             | Control::Policy { .. }
             | Control::Reload
+            | Control::Lend { .. }
             | Control::Fsck { .. } => false,
         }
     }
@@ -408,68 +416,6 @@ pub struct PlanStatus {
     pub bandwidths: Option<[u64; 4]>,
 }
 
-/// One connection of a client in `status`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct ConnectionStatus {
-    /// Its number, from 0.
-    pub number: u16,
-    /// From the client since its socket was connected, bytes.
-    pub in_bytes: u64,
-    /// To the client, likewise.
-    pub out_bytes: u64,
-}
-
-/// One client of a network server in `status`.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct ClientStatus {
-    /// The node's name as the client gives it, cut, without control characters.
-    pub host: String,
-    /// Its process on that node, as it says.
-    pub pid: u32,
-    /// The user who runs it, as it says.
-    pub uid: u32,
-    /// Where it came from, as the server sees it; `None` on the server's own node.
-    pub address: Option<SocketAddr>,
-    /// How long it has been there, milliseconds.
-    pub age_ms: u64,
-    /// How long nothing has been heard of it, milliseconds.
-    pub silent_ms: u64,
-    /// Files that it has open.
-    pub open_files: u64,
-    /// Its requests so far.
-    pub requests: u64,
-    /// Its sockets.
-    pub connections: Vec<ConnectionStatus>,
-}
-
-/// Peers that a network server refused for one reason.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct RefusedStatus {
-    /// The reason, in a word.
-    pub reason: String,
-    /// How many there were since the start.
-    pub peers: u64,
-}
-
-/// What a network server does.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct NetworkStatus {
-    /// Clients: those whose connections have carried most.
-    pub clients: Vec<ClientStatus>,
-    /// How many there are.
-    pub clients_total: u64,
-    /// Their connections.
-    pub connections_total: u64,
-    /// Peers that were refused since the start, by reason.
-    pub refused: Vec<RefusedStatus>,
-    /// How many those are.
-    pub refused_total: u64,
-    /// Threads that serve requests.
-    pub threads: u64,
-    /// Of those, busy with one.
-    pub threads_busy: u64,
-}
-
 /// Everything `forebay status` shows.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StatusBits {
@@ -587,6 +533,8 @@ pub struct StatusBits {
     pub network: Option<Box<NetworkStatus>>,
     /// The servers of the cluster; empty without one.
     pub nodes: Vec<NodeStatus>,
+    /// Memory that is borrowed; `None` where the memory tier has a fixed size, or there is none.
+    pub lending: Option<Box<LendingStatus>>,
     /// Second copies; `None` where none are promised.
     pub second_copies: Option<SecondCopiesStatus>,
     /// It is a data server: it knows of its tiers, and of nothing else here.

@@ -24,7 +24,7 @@ mod up {
 use up::given::Given;
 use up::layers::{ConfigFile, Layers};
 
-const EVERYTHING: &str = "pfs = \"/scratch\"\nmount = \"/bb\"\nstate = \"/var/lib/forebay\"\ndram = \"4GiB\"\nssd = [\"/nvme:100GB\", \"/b\"]\n\
+const EVERYTHING: &str = "pfs = \"/scratch\"\nmount = \"/bb\"\nstate = \"/var/lib/forebay\"\ndram = \"4GiB\"\ndram_min = 0\ndram_max = \"8GiB\"\ndram_max_share = 0.5\nssd = [\"/nvme:100GB\", \"/b\"]\n\
 durability = \"ssd\"\npolicy = \"bbos\"\npassthrough = true\noverrun = \"1GiB\"\nallow_other = false\nthreads = 4\nwait_for_space = \"10m\"\n\
 pfs_timeout = 30\n[demotion]\nidle = true\nidle_after = \"500ms\"\nstart = \"50%\"\ndirty_cap = 0.9\nverify = \"media\"\nworkers = 2\n\
 [engine]\nperiod = \"1h\"\nbw_max = \"3.56GB/s\"\nbw_min = \"3GB/s\"\nplacement = \"lru\"\nthrottle = true\nturn = \"100ms\"\nkeep_every = 3\n\
@@ -41,6 +41,7 @@ pub const CONFIG: Target = Target {
         vec![
             EVERYTHING.into(),
             b"dram = 1073741824\n".to_vec(),
+            b"dram = \"auto\"\n".to_vec(),
             Vec::new(),
         ]
     },

@@ -18,7 +18,7 @@ use crate::up::given::Given;
 use crate::up::layers::{ConfigFile, Layers};
 use crate::up::limits::check_each_once;
 use crate::up::settle::{Plan, Read, settle_member};
-use crate::up::values::{Folder, Size, Ssd};
+use crate::up::values::{Dram, DramSize, Folder, Ssd};
 
 /// Threads of a mount: more than these only cost memory.
 const MOUNT_THREADS_MAX: usize = 64;
@@ -337,7 +337,7 @@ fn given_of(shared: Given, pfs: &Path, server: &Server) -> Given {
         pfs: Some(Folder(pfs.into())),
         mount: None,
         state: Some(Folder(server.state.clone())),
-        dram: server.dram_bytes.map(Size),
+        dram: server.dram_bytes.map(|bytes| Dram(DramSize::Fixed(bytes))),
         ssd: Some(server.ssd.iter().cloned().map(Ssd).collect()),
         ..shared
     }

@@ -22,12 +22,14 @@ use crate::{out, usage};
 mod ahead;
 mod clients;
 mod keeper;
+mod lending;
 mod limits;
 mod nodes;
 mod now;
 mod object;
 
 pub use crate::control::name_of;
+pub use lending::to_json as lending_json;
 pub use object::{plan_json, to_json};
 
 /// Heading of the bars.
@@ -157,6 +159,7 @@ pub fn render_live(bits: &StatusBits, room: Option<usize>, written: Option<f64>)
         let _ = writeln!(page, "records in {}\n", bits.store);
     }
     page.push_str(&tiers_table(bits).render_within(room));
+    page.push_str(&lending::render(bits));
     page.push_str(&nodes::render(&bits.nodes, mount_of(bits), room));
     page.push_str(&second_copies(bits));
     page.push_str(&warnings(bits));

@@ -8,7 +8,7 @@ use forebay_wire::control::{
 };
 use serde_json::{Map, Value, json};
 
-use super::{ahead, clients, drain_eta_s, keeper, limits, mount_of, nodes, now};
+use super::{ahead, clients, drain_eta_s, keeper, lending, limits, mount_of, nodes, now};
 use crate::mounts::in_mount;
 use crate::show::json::{self, insert_path};
 
@@ -89,6 +89,8 @@ pub fn to_json(bits: &StatusBits) -> Value {
     }
     let copies = bits.second_copies.as_ref().map(second_copies_json);
     object.insert("second_copies".into(), copies.into());
+    let lending = bits.lending.as_deref().map(lending::to_json);
+    object.insert("lending".into(), lending.into());
     now::add_json(&mut object, bits);
     let limited = bits.limits.iter().map(limits::to_json);
     object.insert("limits".into(), limited.collect());
@@ -311,6 +313,7 @@ mod tests {
             nodes: vec![nodes::tests::node(2)],
             second_copies: Some(SecondCopiesStatus::default()),
             keeper: Some(KeeperStatus { pid: 2, runs: true }),
+            lending: Some(Box::default()),
             ..StatusBits::default()
         })
     }

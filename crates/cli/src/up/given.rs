@@ -7,8 +7,8 @@ use toml::Spanned;
 
 use super::limits::Limit;
 use super::values::{
-    Count, Folder, Fraction, Group, Level, Listening, Order, PolicyName, Rate, Size, Span, Ssd,
-    Switch, Verification, Vicinity,
+    Count, Dram, Folder, Fraction, Group, Level, Listening, Order, PolicyName, Rate, Size, Span,
+    Ssd, Switch, Verification, Vicinity,
 };
 
 /// What command line, environment and file say together. `None`: the default, which the server's
@@ -20,7 +20,10 @@ pub struct Given {
     pub pfs: Option<Folder>,
     pub mount: Option<Folder>,
     pub state: Option<Folder>,
-    pub dram: Option<Size>,
+    pub dram: Option<Dram>,
+    pub dram_min: Option<Size>,
+    pub dram_max: Option<Size>,
+    pub dram_max_share: Option<Fraction>,
     pub ssd: Option<Vec<Ssd>>,
     pub durability: Option<Level>,
     pub policy: Option<PolicyName>,

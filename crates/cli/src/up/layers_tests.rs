@@ -1,7 +1,7 @@
 use std::time::Duration;
 
 use super::super::values::{
-    Count, Folder, Fraction, PolicyName, Size, Span, Switch, carried, parse_ssd,
+    Count, Dram, DramSize, Folder, Fraction, PolicyName, Span, Switch, carried, parse_ssd,
 };
 use super::*;
 
@@ -52,7 +52,7 @@ fn read_environment(pairs: &[(&str, &str)]) -> Result<Given, String> {
 #[test]
 fn files_parse() {
     let given = read(FILE).expect("valid");
-    assert_eq!(given.dram, Some(Size(4 << 30)));
+    assert_eq!(given.dram, Some(Dram(DramSize::Fixed(4 << 30))));
     assert_eq!(given.ssd.expect("ssd").len(), 2);
     let demotion = given.demotion;
     assert_eq!(demotion.idle_after, Some(Span(Duration::from_secs(2))));
@@ -130,7 +130,7 @@ fn the_command_line_wins_over_the_environment_over_the_file() {
     );
     layers.put("dram", "--dram".into(), OsStr::new("1GiB"));
     let given: Given = layers.read().expect("valid");
-    assert_eq!(given.dram, Some(Size(1 << 30)));
+    assert_eq!(given.dram, Some(Dram(DramSize::Fixed(1 << 30))));
     assert_eq!(given.policy, Some(PolicyName("maxeff".into())));
     assert_eq!(given.durability.map(|r| r.0.name()), Some("pfs"));
     assert_eq!(given.demotion.start, Some(Fraction(0.3)));

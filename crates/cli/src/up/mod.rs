@@ -34,7 +34,7 @@ use self::front::{Front, MountHere};
 use self::layers::{ConfigFile, Layers};
 use self::log::Log;
 use self::settle::{Plan, Read};
-use self::values::{Count, FromText, Level, PolicyName, Size, parse_ssd};
+use self::values::{Count, Dram, Fraction, FromText, Level, PolicyName, Size, parse_ssd};
 use crate::exit::{Exit, Explain, Failure, reason};
 use crate::paths::need_working_directory;
 use crate::state::{Lock, LockError};
@@ -80,9 +80,19 @@ pub struct UpArgs {
     /// Folder for records, log and control socket; made if missing, kept over restarts
     #[arg(long, value_name = "DIR")]
     state: Option<PathBuf>,
-    /// Memory to borrow
-    #[arg(long, value_name = "SIZE", value_parser = text_of::<Size>)]
+    /// Memory to borrow: a size, or auto: as much as jobs do without, within --dram-min and
+    /// --dram-max
+    #[arg(long, value_name = "SIZE|auto", value_parser = text_of::<Dram>)]
     dram: Option<String>,
+    /// With --dram auto: what jobs never get back (default: nothing but 4 MiB)
+    #[arg(long, value_name = "SIZE", value_parser = text_of::<Size>)]
+    dram_min: Option<String>,
+    /// With --dram auto: the most, whatever is idle
+    #[arg(long, value_name = "SIZE", value_parser = text_of::<Size>)]
+    dram_max: Option<String>,
+    /// With --dram auto: the most as a part of the memory (default: 50%)
+    #[arg(long, value_name = "PART", value_parser = text_of::<Fraction>)]
+    dram_max_share: Option<String>,
     /// Flash directory and how much of it to use (default: what its file system has); repeatable
     #[arg(long, value_name = "DIR[:SIZE]", value_parser = ssd_parser())]
     ssd: Vec<OsString>,
@@ -325,6 +335,9 @@ impl UpArgs {
         let folders = folders.map(|(key, dir)| (key, dir.as_ref().map(|dir| dir.as_os_str())));
         let texts = [
             ("dram", &self.dram),
+            ("dram_min", &self.dram_min),
+            ("dram_max", &self.dram_max),
+            ("dram_max_share", &self.dram_max_share),
             ("durability", &self.durability),
             ("policy", &self.policy),
             ("threads", &self.threads),
@@ -332,7 +345,7 @@ impl UpArgs {
         let texts = texts.map(|(key, text)| (key, text.as_ref().map(OsStr::new)));
         for (key, given) in folders.into_iter().chain(texts) {
             if let Some(given) = given {
-                layers.put(key, format!("--{key}"), given);
+                layers.put(key, format!("--{}", key.replace('_', "-")), given);
             }
         }
         if !self.ssd.is_empty() {
@@ -364,9 +377,14 @@ impl UpArgs {
 /// The tiers of a plan, for people.
 pub fn tiers(plan: &Plan) -> String {
     let settings = &plan.settings;
+    let most = if settings.lending.is_some() {
+        "up to "
+    } else {
+        ""
+    };
     let dram = settings
         .dram_bytes
-        .map(|bytes| format!("{} of memory", format_size(bytes)));
+        .map(|bytes| format!("{most}{} of memory", format_size(bytes)));
     let ssd = settings.ssd.iter().map(|ssd| match ssd.capacity_bytes {
         Some(bytes) => format!("{} in {}", format_size(bytes), ssd.dir.display()),
         None => ssd.dir.display().to_string(),
@@ -383,7 +401,7 @@ mod tests {
     use clap::Parser;
 
     use super::given::Given;
-    use super::values::{Folder, Switch};
+    use super::values::{Dram, DramSize, Folder, Switch};
     use super::*;
 
     #[derive(Parser)]
@@ -435,7 +453,7 @@ mod tests {
         ])
         .expect("valid");
         assert_eq!(given.pfs, Some(Folder("/p".into())));
-        assert_eq!(given.dram, Some(Size(1 << 30)));
+        assert_eq!(given.dram, Some(Dram(DramSize::Fixed(1 << 30))));
         assert_eq!(given.ssd.as_ref().map(Vec::len), Some(2));
         assert_eq!(
             (given.passthrough, given.allow_other, given.threads),

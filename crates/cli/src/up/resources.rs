@@ -148,6 +148,10 @@ pub fn check_memory(settings: &Settings, table: &[MountEntry]) -> Result<(), Fai
     let Some(wanted) = settings.dram_bytes else {
         return Ok(());
     };
+    if settings.lending.is_some() {
+        // It takes what there is.
+        return Ok(());
+    }
     let Some(available) = MachineMemory::now().map(|memory| memory.available_bytes) else {
         return Ok(());
     };

@@ -8,9 +8,11 @@ use std::time::Duration;
 use forebay_policy::durability::Durability;
 use forebay_policy::engine::Bandwidths;
 use forebay_policy::forecast::Meter;
+use forebay_policy::lending::LendingError;
 use forebay_policy::schedule::ScheduleConfig;
 use forebay_server::{
-    DemotionSettings, EngineSettings, PathRule, ScrubSettings, Settings, check_rule,
+    DemotionSettings, EngineSettings, Lending, LendingSetting, MemoryWay, PathRule, ScrubSettings,
+    Settings, check_rule,
 };
 use forebay_types::limits::SPACE_UNIT_BYTES;
 use forebay_types::{format_duration, format_size};
@@ -18,7 +20,7 @@ use forebay_types::{format_duration, format_size};
 use super::given::{Demotion, Engine, Given, Rule, Scrub};
 use super::limits::check_each_once;
 use super::listening::Listen;
-use super::values::{Count, Folder};
+use super::values::{Count, DramSize, Folder, Fraction, Size};
 use crate::exit::{Explain, Failure};
 
 /// Threads and workers: more only fight for the same queue.
@@ -62,7 +64,8 @@ pub fn called(settings: &Settings, key: &str) -> String {
     }
 }
 
-/// Fills in defaults and refuses what makes no sense, without looking at the machine. Who may mount
+/// Fills in defaults and refuses what makes no sense. Of the machine it asks only how much
+/// memory it has, where that is to be borrowed. Who may mount
 /// by itself lets other users in unless told otherwise.
 pub fn settle(given: Given, may_mount: bool) -> Result<Plan, Failure> {
     let mount = folder(given.mount.clone(), "mount", "the directory to show it at")?;
@@ -91,7 +94,12 @@ pub fn settle_member(given: Given, may_mount: bool) -> Result<Plan, Failure> {
             "a folder on this machine for the records",
         )?,
     );
-    settings.dram_bytes = given.dram.map(Into::into);
+    let bounds = bounds(given.dram_min, given.dram_max, given.dram_max_share)?;
+    match given.dram.map(|dram| dram.0) {
+        Some(DramSize::Fixed(bytes)) => settings.dram_bytes = Some(bytes),
+        Some(DramSize::Auto) => borrow(&mut settings, bounds)?,
+        None => {}
+    }
     for ssd in given.ssd.unwrap_or_default() {
         let mut ssd = ssd.0;
         ssd.dir = std::path::absolute(&ssd.dir).explain(ssd.dir.display(), "")?;
@@ -133,6 +141,47 @@ pub fn settle_member(given: Given, may_mount: bool) -> Result<Plan, Failure> {
         http: given.http.listen.map(Into::into),
         http_names: given.http.names.is_some_and(Into::into),
     })
+}
+
+/// What may be borrowed. It is refused where it makes no sense, also beside a fixed size.
+fn bounds(
+    min: Option<Size>,
+    max: Option<Size>,
+    max_share: Option<Fraction>,
+) -> Result<Lending, Failure> {
+    let mut bounds = Lending::default();
+    set(&mut bounds.min_bytes, min);
+    set(&mut bounds.max_bytes, max);
+    set(&mut bounds.max_share, max_share);
+    let size = format_size;
+    bounds.check().map(|()| bounds).map_err(|error| {
+        Failure::fatal(match error {
+            LendingError::Share(share) => {
+                format!("up: dram_max_share is {share}; it must be more than 0 and at most 1")
+            }
+            LendingError::Bounds {
+                min_bytes,
+                max_bytes,
+            } => format!(
+                "up: dram_min ({}) is above dram_max ({})",
+                size(min_bytes),
+                size(max_bytes)
+            ),
+            LendingError::Small(bytes) => format!(
+                "up: dram_max has a size of {}; the least is {}",
+                size(bytes),
+                size(TIER_BYTES_MIN)
+            ),
+        })
+    })
+}
+
+fn borrow(settings: &mut Settings, bounds: Lending) -> Result<(), Failure> {
+    let memory = MemoryWay::default();
+    let now = memory.0.look().explain("--dram auto", "give it a size")?;
+    settings.dram_bytes = Some(bounds.most_bytes(now.total_bytes));
+    settings.lending = Some(LendingSetting { bounds, memory });
+    Ok(())
 }
 
 /// What is given takes the place of the default.
@@ -393,6 +442,25 @@ mod tests {
     }
 
     #[test]
+    fn memory_may_be_borrowed_within_bounds() {
+        let plan = settled("dram = \"auto\"").expect("settled");
+        let lending = plan.settings.lending.expect("it borrows");
+        assert_eq!(lending.bounds, Lending::default());
+        let half = plan.settings.dram_bytes.expect("memory");
+        let all = "dram = \"auto\"\ndram_max_share = 1.0\n";
+        let plan = settled(&format!("{all}dram_min = \"8MiB\"\ndram_max = \"64MiB\""));
+        let settings = plan.expect("settled").settings;
+        assert_eq!(settings.dram_bytes, Some(64 << 20));
+        let bounds = settings.lending.expect("it borrows").bounds;
+        assert_eq!((bounds.min_bytes, bounds.max_bytes), (8 << 20, 64 << 20));
+        let settings = settled(all).expect("settled").settings;
+        assert_eq!(settings.dram_bytes.expect("memory") / 2, half);
+        let fixed = settled("dram = \"1G\"\ndram_max_share = 0.1").expect("settled");
+        assert_eq!(fixed.settings.lending, None);
+        assert_eq!(fixed.settings.dram_bytes, Some(1 << 30));
+    }
+
+    #[test]
     fn what_makes_no_sense_is_refused() {
         let refused = |text: &str, part: &str| {
             let error = settled(text).unwrap_err();
@@ -400,6 +468,20 @@ mod tests {
         };
         refused("", "neither --dram");
         refused("dram = 0", "--dram has a size of 0 B; the least is 4.0 MiB");
+        for text in ["dram = \"auto\"", "dram = \"1G\""] {
+            refused(
+                &format!("{text}\ndram_max_share = 0"),
+                "dram_max_share is 0; it must be more than 0",
+            );
+            refused(
+                &format!("{text}\ndram_min = \"2G\"\ndram_max = \"1G\""),
+                "dram_min (2.0 GiB) is above dram_max (1.0 GiB)",
+            );
+            refused(
+                &format!("{text}\ndram_max = 0"),
+                "dram_max has a size of 0 B; the least is 4.0 MiB",
+            );
+        }
         refused("ssd = [\"/x:0\"]", "--ssd /x has a size of 0 B");
         refused(
             "dram = \"1G\"\ndurability = \"ssd\"",

@@ -17,12 +17,13 @@ const HEAD: &str =
 const NO_SETTINGS: [&str; 4] = ["check", "config", "detach", "detached"];
 /// Settings without a default value: it is nothing, or depends on the machine, and the table has
 /// words for it.
-const WITHOUT_DEFAULT: [&str; 18] = [
+const WITHOUT_DEFAULT: [&str; 19] = [
     "http.listen",
     "pfs",
     "mount",
     "state",
     "dram",
+    "dram_max",
     "ssd",
     "durability",
     "passthrough",
@@ -180,6 +181,8 @@ fn every_setting_makes_a_difference() {
     for key in keys_of::<Given>() {
         let base: &[_] = if key.starts_with("engine.bw_") || key.starts_with("engine.br_") {
             &rates
+        } else if key.starts_with("dram_") {
+            &[("dram", "auto")]
         } else {
             &[]
         };

@@ -116,6 +116,22 @@ value!(
     /// Bytes.
     Size(u64), "a size such as \"4GiB\"", |text| parse_size(text).map_err(|e| e.to_string())
 );
+/// How large the memory tier is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DramSize {
+    /// So many bytes, always.
+    Fixed(u64),
+    /// As much as jobs do without.
+    Auto,
+}
+
+value!(
+    /// Memory to borrow.
+    Dram(DramSize), "a size such as \"4GiB\", or \"auto\"", |text| match text.trim() {
+        "auto" => Ok(DramSize::Auto),
+        size => parse_size(size).map(DramSize::Fixed).map_err(|e| e.to_string()),
+    }
+);
 value!(
     /// A duration.
     Span(Duration), "a duration such as \"500ms\"", |text| parse_duration(text).map_err(|e| e.to_string())

@@ -13,12 +13,13 @@ use forebay_policy::durability::Durability;
 use forebay_policy::engine::Bandwidths;
 use forebay_policy::history::Keep;
 use forebay_policy::holders::HolderRule;
+use forebay_policy::lending::Lending;
 use forebay_policy::limits::Limit;
 use forebay_policy::patience::DATA_SERVERS_AT_START;
 use forebay_policy::placement;
 use forebay_policy::publication::GroupMode;
 use forebay_policy::replicators::SPACE_FRACTION;
-use forebay_tiers::MachineMemory;
+use forebay_tiers::{MachineMemory, MemorySource, SystemMemory};
 use forebay_wire::Connection;
 use forebay_wire::control::KeeperStatus;
 
@@ -68,6 +69,38 @@ impl fmt::Debug for HolderWay {
 impl PartialEq for HolderWay {
     fn eq(&self, other: &HolderWay) -> bool {
         Arc::ptr_eq(&self.0, &other.0)
+    }
+}
+
+/// Memory that is borrowed while jobs do without it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct LendingSetting {
+    /// How much.
+    pub bounds: Lending,
+    /// Who says how much memory there is.
+    pub memory: MemoryWay,
+}
+
+/// The way to look at memory.
+#[derive(Clone)]
+pub struct MemoryWay(pub Arc<dyn MemorySource>);
+
+impl Default for MemoryWay {
+    fn default() -> MemoryWay {
+        MemoryWay(Arc::new(SystemMemory::default()))
+    }
+}
+
+impl fmt::Debug for MemoryWay {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("(memory)")
+    }
+}
+
+impl PartialEq for MemoryWay {
+    /// There is one machine: settings that are read again name the same.
+    fn eq(&self, _other: &MemoryWay) -> bool {
+        true
     }
 }
 
@@ -282,8 +315,10 @@ pub struct Settings {
     pub state: PathBuf,
     /// Where the records are.
     pub store: StoreSetting,
-    /// Size of the memory tier, bytes.
+    /// Size of the memory tier, bytes; of memory that is borrowed, the most.
     pub dram_bytes: Option<u64>,
+    /// The memory tier has as much as jobs do without; `None`: it has its size always.
+    pub lending: Option<LendingSetting>,
     /// Flash directories.
     pub ssd: Vec<SsdSetting>,
     /// Id of this server in its cluster; 0 without one.
@@ -367,6 +402,7 @@ impl Settings {
             state,
             store: StoreSetting::Embedded,
             dram_bytes: None,
+            lending: None,
             ssd: Vec::new(),
             server: 0,
             rack: 0,

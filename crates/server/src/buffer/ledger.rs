@@ -83,6 +83,7 @@ struct Books {
     moves: HashMap<ObjectId, Charge>,
     tiers: Vec<Sums>,
     applications: HashMap<u32, ApplicationFigures>,
+    dirty_cap_bytes: u64,
     /// Empty without limits.
     owners: HashMap<Owner, OwnerFigures>,
     limits: Limits,
@@ -91,7 +92,7 @@ struct Books {
 /// Figures of one tier.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TierFigures {
-    /// Configured, bytes.
+    /// What it may hold, bytes.
     pub capacity_bytes: u64,
     /// Occupied by objects, bytes.
     pub used_bytes: u64,
@@ -134,8 +135,9 @@ pub struct Ledger {
     books: Mutex<Books>,
     /// Signalled when space is given back or data has become clean.
     freed: Condvar,
-    dirty_cap_bytes: u64,
-    /// Of all tiers that have a limit.
+    /// Of the capacity of all tiers that have a limit.
+    dirty_cap_fraction: f64,
+    /// Of all tiers that have a limit, as they were opened.
     capacity_bytes: u64,
     /// Asked without the lock: most burst buffers have no limits of users and groups.
     has_limits: AtomicBool,
@@ -176,13 +178,15 @@ impl Ledger {
             capacity_bytes,
             ..Sums::default()
         });
+        let mut books = Books {
+            tiers: sums.collect(),
+            ..Books::default()
+        };
+        books.set_dirty_cap(dirty_cap_fraction);
         Ledger {
-            books: Mutex::new(Books {
-                tiers: sums.collect(),
-                ..Books::default()
-            }),
+            books: Mutex::new(books),
             freed: Condvar::new(),
-            dirty_cap_bytes: (total as f64 * dirty_cap_fraction) as u64,
+            dirty_cap_fraction,
             capacity_bytes: total,
             has_limits: AtomicBool::new(false),
         }
@@ -190,7 +194,17 @@ impl Ledger {
 
     /// Hard cap on undrained data, bytes.
     pub fn dirty_cap_bytes(&self) -> u64 {
-        self.dirty_cap_bytes
+        self.books.lock().dirty_cap_bytes
+    }
+
+    /// A tier may hold more, or less, from now on: the cap on undrained data follows. What is held
+    /// beyond it stays until it goes, and nothing new is set aside before.
+    pub fn set_capacity(&self, tier: TierId, bytes: u64) {
+        let mut books = self.books.lock();
+        books.tiers[tier.0 as usize].capacity_bytes = bytes;
+        books.set_dirty_cap(self.dirty_cap_fraction);
+        drop(books);
+        self.freed.notify_all();
     }
 
     /// An object is made, or found by a start: from now on it can be charged.
@@ -266,7 +280,7 @@ impl Ledger {
                 0
             };
             let after = others.saturating_sub(mine).saturating_add(held_bytes);
-            if dirty && !old.nameless && after > self.dirty_cap_bytes {
+            if dirty && !old.nameless && after > books.dirty_cap_bytes {
                 return Err(Refused::DirtyCap);
             }
         }
@@ -498,6 +512,12 @@ impl Books {
         &mut self.tiers[charge.tier as usize]
     }
 
+    fn set_dirty_cap(&mut self, fraction: f64) {
+        let limited = self.tiers.iter().filter(|t| t.kind.is_some());
+        let capacity: u64 = limited.map(|t| t.capacity_bytes).sum();
+        self.dirty_cap_bytes = (capacity as f64 * fraction) as u64;
+    }
+
     fn must_fit(&self, tier: TierId, more_bytes: u64) -> Result<(), Refused> {
         let sums = &self.tiers[tier.0 as usize];
         let limit = sums.limit_bytes();
@@ -693,6 +713,27 @@ mod tests {
         );
         ledger.set_dirty(ObjectId(1), false);
         assert_eq!(ledger.try_hold(ObjectId(2), tier, 10, 10, true), Ok(()));
+    }
+
+    #[test]
+    fn a_tier_that_has_shrunk_takes_nothing_until_enough_has_left() {
+        let ledger = ledger_with(&[(SSD, 100), (SSD, 100)], 0.5, &[1, 2]);
+        let (tier, other) = (TierId(0), TierId(1));
+        assert_eq!(ledger.try_hold(ObjectId(1), tier, 80, 80, true), Ok(()));
+        ledger.set_capacity(tier, 40);
+        assert_eq!(ledger.dirty_cap_bytes(), 70);
+        let figures = ledger.figures(tier);
+        assert_eq!((figures.capacity_bytes, figures.used_bytes), (40, 80));
+        assert_eq!(ledger.spaces()[0].available_bytes(), 0);
+        assert_eq!(ledger.dirty_and_capacity(), (80, 140));
+        let refused = ledger.try_hold(ObjectId(2), tier, 0, 10, false);
+        assert_eq!(refused, Err(Refused::Tier { missing_bytes: 50 }));
+        // What is there may stay, and be less.
+        assert_eq!(ledger.try_hold(ObjectId(1), tier, 60, 60, true), Ok(()));
+        let refused = ledger.try_hold(ObjectId(2), other, 0, 20, true);
+        assert_eq!(refused, Err(Refused::DirtyCap));
+        ledger.set_capacity(tier, 100);
+        assert_eq!(ledger.try_hold(ObjectId(2), other, 0, 20, true), Ok(()));
     }
 
     #[test]

@@ -3,6 +3,7 @@
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use forebay_holder::{Claim, open_flash, open_memory};
 use forebay_policy::placement::TierKind as PolicyKind;
@@ -33,7 +34,8 @@ pub struct Slot {
     pub for_copies: Arc<dyn Tier>,
     /// Its kind.
     pub kind: TierKind,
-    /// Capacity, bytes; 0 for the overflow, which has no limit of its own.
+    /// Capacity as it was opened, bytes; 0 for the overflow, which has no limit of its own. Memory
+    /// that is borrowed comes and goes: the ledger knows what it may hold now.
     pub capacity_bytes: u64,
     /// The server that has it.
     pub server: u16,
@@ -65,6 +67,8 @@ pub struct TierSet {
     holders: Vec<Holder>,
     overflow: Overflow,
     dram: Mutex<Option<DramMount>>,
+    /// What the memory tier may hold now.
+    dram_bytes: AtomicU64,
     /// Room in memory beyond what is held, for what the kernel writes before it can be made to
     /// wait.
     overrun_bytes: u64,
@@ -86,6 +90,7 @@ impl TierSet {
             holders: Vec::new(),
             overflow: Overflow::new(claim.instance()),
             dram: Mutex::new(None),
+            dram_bytes: AtomicU64::new(settings.dram_bytes.unwrap_or(0)),
             overrun_bytes: settings.overrun_bytes(),
         };
         match set.fill(settings, pfs, claim, known) {
@@ -347,15 +352,29 @@ impl TierSet {
         self.overrun_bytes
     }
 
+    /// The memory tier is to hold no more than this from now on: [`TierSet::fit_dram`] follows.
+    pub fn set_dram_bytes(&self, bytes: u64) {
+        self.dram_bytes.store(bytes, Ordering::Release);
+    }
+
     /// Lets the memory tier's file system hold `held_bytes`, and what may be written beyond them;
-    /// never less than its size.
+    /// never less than its size. `EBUSY` while more than that is in use.
     pub fn fit_dram(&self, held_bytes: u64) -> io::Result<()> {
-        let size = self.get(DRAM).map_or(0, |slot| slot.capacity_bytes);
+        let size = self.dram_bytes.load(Ordering::Acquire);
         let limit = held_bytes.max(size).saturating_add(self.overrun_bytes);
         match &*self.dram.lock() {
             Some(mount) if mount.size_bytes() != limit => mount.resize(limit),
             _ => Ok(()),
         }
+    }
+
+    /// What the memory tier's file system has, also what is not booked yet, bytes; `None` where it
+    /// does not say.
+    pub fn dram_used_bytes(&self) -> Option<u64> {
+        let mount = self.dram.lock();
+        let used = mount.as_ref()?.used_bytes();
+        used.inspect_err(|error| tracing::debug!("space of the memory tier: {error}"))
+            .ok()?
     }
 
     /// Gives the memory of the `dram` tier back; only when nothing in it is needed any more and

@@ -16,6 +16,7 @@ pub(crate) mod home;
 pub(crate) mod inplace;
 pub(crate) mod io;
 pub(crate) mod leaving;
+pub(crate) mod lending;
 pub(crate) mod limited;
 mod live;
 pub(crate) mod losses;

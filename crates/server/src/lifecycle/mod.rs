@@ -7,6 +7,7 @@ pub(crate) mod discard;
 pub(crate) mod emptying;
 pub(crate) mod facts;
 pub(crate) mod history;
+pub(crate) mod lending;
 pub(crate) mod lost;
 pub(crate) mod monitor;
 pub(crate) mod nameless;
@@ -41,6 +42,7 @@ use crate::orders::Orders;
 use crate::plan::Plan;
 use boot::Boot;
 use history::Index;
+use lending::Borrowed;
 use replicas::Unsafe;
 
 /// From a start to a stop.
@@ -67,6 +69,8 @@ pub struct Lifecycle {
     probes: Mutex<HashSet<Vec<u8>>>,
     /// What the history has that is over.
     history: Mutex<Index>,
+    /// Memory that is borrowed, where it is.
+    borrowed: Option<Borrowed>,
 }
 
 impl Lifecycle {
@@ -76,7 +80,7 @@ impl Lifecycle {
     }
 
     /// Of the start that `boot` says.
-    pub fn new(orders: &Arc<Orders>, boot: Boot) -> Lifecycle {
+    pub fn new(orders: &Arc<Orders>, boot: Boot, borrowed: Option<Borrowed>) -> Lifecycle {
         let files = orders.files();
         let drain = files.drain();
         Lifecycle {
@@ -89,6 +93,7 @@ impl Lifecycle {
             second_copies: Mutex::default(),
             probes: Mutex::default(),
             history: Mutex::default(),
+            borrowed,
             base: drain.base().clone(),
             catalog: drain.catalog().clone(),
             buffer: drain.buffer().clone(),

@@ -35,6 +35,8 @@ pub enum Op {
     Chmod(&'static str, u16),
     Xattr(&'static str, u8),
     Drain,
+    /// Orders memory back, and waits until it is given back.
+    Lend,
     /// Waits until everything undrained has its checksum on record.
     Sealed,
     /// A bit of the file's object on flash, near its end, is damaged.
@@ -157,6 +159,7 @@ impl Model {
                 self.dirs.push(path.into());
             }
             Op::Drain
+            | Op::Lend
             | Op::Sealed
             | Op::Flip(_)
             | Op::Read(_)

@@ -9,7 +9,8 @@ use forebay_types::failpoint::Point;
 use rustix::fs::XattrFlags;
 
 use crate::common::{Running, Scratch};
-use crate::run::{Case, killed, run_all, shape};
+use crate::model::content;
+use crate::run::{Case, each_object, killed, run_all, shape};
 use crate::workloads::workloads;
 
 const THEIRS: &[u8] = b"what the outsider has put there";
@@ -130,4 +131,26 @@ fn what_an_outsider_changes_between_a_kill_and_the_next_start_stays() {
 #[test]
 fn mode_and_attributes_that_an_outsider_gives_between_a_kill_and_the_next_start_stay() {
     run_all(&cases(), &run_looks);
+}
+
+/// Writes a file on the PFS.
+pub fn outside(path: &Path, version: u8, len: usize) {
+    fs::write(path, content(version, len)).expect("outsider");
+    let mode = std::os::unix::fs::PermissionsExt::from_mode(0o600);
+    fs::set_permissions(path, mode).expect("outsider");
+}
+
+/// Damages the object of a drained file, the only one of its length.
+pub fn flip(pfs: &Path, path: &str) {
+    let len = fs::metadata(pfs.join(path)).expect("on the PFS").len();
+    let mut found = 0;
+    each_object(&pfs.with_file_name("ssd0"), &mut |object| {
+        if fs::metadata(object).expect("stat").len() == len {
+            found += 1;
+            let mut content = fs::read(object).expect("read");
+            content[len as usize - 7] ^= 4;
+            fs::write(object, content).expect("write");
+        }
+    });
+    assert_eq!(found, 1, "objects like {path}");
 }

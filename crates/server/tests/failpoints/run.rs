@@ -17,7 +17,9 @@ use forebay_wire::InMemory;
 use forebay_wire::control::Movement;
 
 use crate::common::{PATIENCE, Running, Scratch, me, settings};
+use crate::lend;
 use crate::model::{Model, Op, Tree, below, content, on_pfs, shown, versions, without};
+use crate::outsider::{flip, outside};
 use crate::workloads::{Tiers, Workload, workloads};
 
 /// The directory that a child works in; whoever has it in the environment is the child.
@@ -67,6 +69,9 @@ pub fn shape(dir: &Path, tiers: Tiers, point: Point) -> Settings {
     settings.demotion.unnamed = point != Point::RecoverSwept;
     if tiers == Tiers::Memory {
         settings.dram_bytes = Some(16 << 20);
+    }
+    if tiers == Tiers::Lent {
+        lend::borrow(&mut settings);
     }
     settings
 }
@@ -201,6 +206,7 @@ pub fn act(server: &Running, pfs: &Path, op: &Op) -> Result<(), Errno> {
             fs::create_dir(pfs.join(path)).expect("outsider");
             Ok(())
         }
+        Op::Lend => lend::order(server),
         Op::Drain => moved(server, Movement::StageOut, ""),
         Op::Sealed => server.wait_sealed(),
         Op::Flip(path) => {
@@ -231,27 +237,6 @@ pub fn act(server: &Running, pfs: &Path, op: &Op) -> Result<(), Errno> {
             Ok(())
         }
     }
-}
-
-fn outside(path: &Path, version: u8, len: usize) {
-    fs::write(path, content(version, len)).expect("outsider");
-    let mode = std::os::unix::fs::PermissionsExt::from_mode(0o600);
-    fs::set_permissions(path, mode).expect("outsider");
-}
-
-/// Damages the object of a drained file, the only one of its length.
-fn flip(pfs: &Path, path: &str) {
-    let len = fs::metadata(pfs.join(path)).expect("on the PFS").len();
-    let mut found = 0;
-    each_object(&pfs.with_file_name("ssd0"), &mut |object| {
-        if fs::metadata(object).expect("stat").len() == len {
-            found += 1;
-            let mut content = fs::read(object).expect("read");
-            content[len as usize - 7] ^= 4;
-            fs::write(object, content).expect("write");
-        }
-    });
-    assert_eq!(found, 1, "objects like {path}");
 }
 
 fn chmod(server: &Running, ino: Ino, perm: u16) -> Result<(), Errno> {

@@ -14,6 +14,8 @@ pub enum Tiers {
     Tiny,
     /// Memory and flash.
     Memory,
+    /// The same, and the memory is borrowed.
+    Lent,
 }
 
 /// What is done before the kill, and where.
@@ -337,6 +339,18 @@ fn prefetches() -> Vec<Workload> {
     vec![work([fsynced, Drain], [Prefetch("a")]).on(Tiers::Memory)]
 }
 
+/// More than what is left then: undrained, clean beside undrained, changed since a drain.
+fn lends() -> Vec<Workload> {
+    let [a, b] = ["a", "b"].map(|path| Write(path, 1, LARGE));
+    let states = [
+        vec![a.clone(), b.clone()],
+        vec![a.clone(), Drain, b.clone()],
+        vec![a, b, Drain, Write("a", 2, LARGE), Write("b", 2, LARGE)],
+    ];
+    let all = in_each(states, &[Lend]).into_iter();
+    all.map(|work| work.on(Tiers::Lent)).collect()
+}
+
 fn stops() -> Vec<Workload> {
     let states = [vec![w("a", 1)], vec![w("a", 1), Drain]];
     let all = in_each(states, &[Stop]).into_iter();
@@ -453,10 +467,16 @@ pub fn workloads(point: Point) -> Vec<Workload> {
             vec![work([Outside("a", 1, SMALL)], [w("a", 2)])],
         ]),
         Point::StageCopied => vec![work([Outside("a", 1, SMALL)], [StageIn("a")])],
-        Point::MoveObject | Point::MoveCopied | Point::MoveRecord | Point::MoveRemoved => {
-            each([moves(), prefetches(), stops()[..1].to_vec()])
-        }
-        Point::MoveFlushed => moves(),
+        Point::MoveObject | Point::MoveCopied | Point::MoveRecord | Point::MoveRemoved => each([
+            moves(),
+            prefetches(),
+            stops()[..1].to_vec(),
+            lends()[..1].to_vec(),
+        ]),
+        Point::MoveFlushed => each([moves(), lends()[..1].to_vec()]),
+        Point::LendLowered => lends(),
+        // Where something is clean, that is enough.
+        Point::LendMoved => vec![lends().swap_remove(0), lends().swap_remove(2)],
         Point::ShadowObject | Point::ShadowCopied | Point::ShadowFlushed => {
             vec![work([], [WriteFsync("a", 1, SMALL)]).on(Tiers::Memory)]
         }

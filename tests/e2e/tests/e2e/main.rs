@@ -29,6 +29,7 @@ mod history;
 mod holders;
 mod inner;
 mod kept;
+mod lending;
 mod limits;
 mod locks;
 mod mappings;

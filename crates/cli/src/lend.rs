@@ -1,0 +1,150 @@
+//! `forebay lend`: jobs get memory back that the burst buffer has borrowed.
+
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use clap::Args;
+use forebay_types::{Errno, format_size, parse_duration, parse_size};
+use forebay_wire::control::{Control, ControlResponse, LendingStatus, StatusBits};
+
+use crate::control::{AskError, Daemon};
+use crate::exit::{Exit, Explain, Failure};
+use crate::show::json;
+use crate::signals::Signals;
+use crate::status::lending_json;
+use crate::{instance, out, usage};
+
+/// Between two looks at what is still to leave.
+const LOOK: Duration = Duration::from_millis(100);
+
+/// Gives jobs memory back that the burst buffer has borrowed (--dram auto)
+#[derive(Args)]
+#[command(
+    after_help = usage::EXIT_CODES,
+    after_long_help = concat!(
+        "For a prolog: the memory tier gets so much less than it may have otherwise, until another\n",
+        "order. What is in it beyond that moves to flash, or is drained; programs go on reading and\n",
+        "writing. Pressure gives memory back by itself, but later than a job that knows what it needs.\n",
+        "The order is kept over restarts.\n\n",
+        "Examples:\n",
+        "  forebay lend 64GiB --wait 30s\n",
+        "  forebay lend --end\n\n",
+        "Exit codes: 0 in force, and with --wait nothing is left beyond it; 4 some of it is still held when\n",
+        "the time is over: it goes on leaving; 1 it could not be ordered: one line says why."
+    )
+)]
+pub struct LendArgs {
+    /// How much jobs get back; 0 is the same as --end
+    #[arg(value_name = "SIZE", value_parser = size, required_unless_present = "end", conflicts_with = "end")]
+    size: Option<u64>,
+    /// Take the order back: the tier may grow again
+    #[arg(long)]
+    end: bool,
+    /// Wait until it has left, so long at most
+    #[arg(long, value_name = "DURATION", value_parser = span, conflicts_with = "end")]
+    wait: Option<Duration>,
+    /// State folder of the burst buffer; without it (and FOREBAY_STATE) the only one mounted here
+    #[arg(long, value_name = "DIR")]
+    state: Option<PathBuf>,
+    /// Print one JSON object: `lending` of `forebay status --json`
+    #[arg(long)]
+    json: bool,
+}
+
+fn size(text: &str) -> Result<u64, String> {
+    parse_size(text).map_err(|error| error.to_string())
+}
+
+fn span(text: &str) -> Result<Duration, String> {
+    parse_duration(text).map_err(|error| error.to_string())
+}
+
+/// Runs the command.
+pub fn run(args: &LendArgs) -> Result<Exit, Failure> {
+    let signals = Signals::count().explain("signals", "")?;
+    let state = instance::state_or_only(args.state.as_deref())?;
+    let daemon = Daemon::connect(&state)?;
+    let bytes = args.size.filter(|_| !args.end).unwrap_or(0);
+    let mut lending = order(&daemon, bytes)?;
+    let begun = Instant::now();
+    let exit = loop {
+        match args.wait {
+            None => break Exit::Complete,
+            Some(_) if lending.owed_bytes == 0 => break Exit::Complete,
+            Some(limit) if begun.elapsed() >= limit => break Exit::TimedOut,
+            Some(_) => {}
+        }
+        if signals.sleep(LOOK) {
+            break Exit::Interrupted;
+        }
+        let bits = daemon
+            .status()
+            .map_err(|e| daemon.failure(e, "show its status"))?;
+        lending = lending_of(bits)?;
+    };
+    match args.json {
+        true => json::print(&lending_json(&lending)),
+        false => out::print(&format!("{}\n", in_words(&lending))),
+    }
+    Ok(exit)
+}
+
+fn order(daemon: &Daemon, bytes: u64) -> Result<LendingStatus, Failure> {
+    match daemon.ask(Control::Lend { bytes }) {
+        Ok(ControlResponse::Status(bits)) => lending_of(*bits),
+        Ok(_) => Err(daemon.failure(AskError::other_question(), "lend memory")),
+        Err(AskError::Refused(Errno::EOPNOTSUPP)) => Err(not_borrowed()),
+        Err(error) => Err(daemon.failure(error, "lend memory")),
+    }
+}
+
+fn lending_of(bits: StatusBits) -> Result<LendingStatus, Failure> {
+    bits.lending
+        .map(|lending| *lending)
+        .ok_or_else(not_borrowed)
+}
+
+fn not_borrowed() -> Failure {
+    Failure::fatal(
+        "lend: the memory tier has a fixed size; start the burst buffer with --dram auto",
+    )
+}
+
+fn in_words(lending: &LendingStatus) -> String {
+    let may = format_size(lending.ceiling_bytes);
+    let order = match lending.ordered_bytes {
+        0 => format!("no order is in force: the memory tier may have {may}"),
+        bytes => format!(
+            "{} go back to jobs: the memory tier may have {may}",
+            format_size(bytes)
+        ),
+    };
+    match lending.owed_bytes {
+        0 => order,
+        owed => format!("{order}; {} are still to leave it", format_size(owed)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_order_is_told_with_what_is_left_of_it() {
+        let mut lending = LendingStatus {
+            ceiling_bytes: 4 << 30,
+            ordered_bytes: 8 << 30,
+            owed_bytes: 1 << 30,
+            ..LendingStatus::default()
+        };
+        assert_eq!(
+            in_words(&lending),
+            "8.0 GiB go back to jobs: the memory tier may have 4.0 GiB; 1.0 GiB are still to leave it"
+        );
+        (lending.ordered_bytes, lending.owed_bytes) = (0, 0);
+        assert_eq!(
+            in_words(&lending),
+            "no order is in force: the memory tier may have 4.0 GiB"
+        );
+    }
+}

@@ -1,0 +1,92 @@
+//! Memory that is borrowed, in `status`.
+
+use forebay_types::format_size;
+use forebay_wire::control::{LendingStatus, StatusBits};
+use serde_json::{Value, json};
+
+/// The line for people.
+pub fn render(bits: &StatusBits) -> String {
+    let Some(lending) = &bits.lending else {
+        return String::new();
+    };
+    let mut line = format!(
+        "\nborrowed   {} of memory, between {} and {}: {}",
+        format_size(lending.borrowed_bytes),
+        format_size(lending.floor_bytes),
+        format_size(lending.ceiling_bytes),
+        why(lending)
+    );
+    if lending.owed_bytes > 0 {
+        let owed = format_size(lending.owed_bytes);
+        line.push_str(&format!("; {owed} are still to leave it"));
+    }
+    line.push('\n');
+    line
+}
+
+fn why(lending: &LendingStatus) -> String {
+    match lending.why.as_str() {
+        "ceiling" => "as much as it may have".into(),
+        "ordered" => {
+            let bytes = format_size(lending.ordered_bytes);
+            format!("an order gives {bytes} to jobs")
+        }
+        "jobs" => {
+            let free = format_size(lending.available_bytes);
+            format!("jobs have the rest, {free} are available")
+        }
+        "stalls" => "tasks wait for memory".into(),
+        "calms" => "there was pressure a moment ago".into(),
+        "grows" => "memory is idle, it grows".into(),
+        other => other.to_string(),
+    }
+}
+
+/// The same as JSON.
+pub fn to_json(lending: &LendingStatus) -> Value {
+    json!({
+        "borrowed_bytes": lending.borrowed_bytes,
+        "used_bytes": lending.used_bytes,
+        "floor_bytes": lending.floor_bytes,
+        "ceiling_bytes": lending.ceiling_bytes,
+        "ordered_bytes": lending.ordered_bytes,
+        "owed_bytes": lending.owed_bytes,
+        "why": lending.why,
+        "memory_bytes": lending.memory_bytes,
+        "available_bytes": lending.available_bytes,
+        "dropped_bytes_total": lending.dropped_bytes_total,
+        "moved_bytes_total": lending.moved_bytes_total,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_line_says_how_much_and_why() {
+        let mut bits = StatusBits::default();
+        assert_eq!(render(&bits), "");
+        let mut lending = LendingStatus {
+            borrowed_bytes: 6 << 30,
+            floor_bytes: 1 << 30,
+            ceiling_bytes: 12 << 30,
+            available_bytes: 2 << 30,
+            why: "jobs".into(),
+            ..LendingStatus::default()
+        };
+        bits.lending = Some(Box::new(lending.clone()));
+        assert_eq!(
+            render(&bits),
+            "\nborrowed   6.0 GiB of memory, between 1.0 GiB and 12.0 GiB: jobs have the rest, 2.0 GiB are available\n"
+        );
+        (lending.why, lending.ordered_bytes, lending.owed_bytes) =
+            ("ordered".into(), 4 << 30, 1 << 20);
+        bits.lending = Some(Box::new(lending));
+        let line = render(&bits);
+        assert!(
+            line.ends_with(": an order gives 4.0 GiB to jobs; 1.0 MiB are still to leave it\n"),
+            "{line}"
+        );
+    }
+}

@@ -1,0 +1,228 @@
+//! Memory that is given back: what lies in the memory tier beyond its capacity leaves it.
+//!
+//! 1. What nobody can name any more, then clean copies that nobody has open, in the order of the
+//!    placement in force.
+//! 2. What is not drained, or is open: it moves to flash, one file after the other, in the order in
+//!    which it would be drained. Reads and writes of an open file go on meanwhile
+//!    ([`changeover`](crate::files::changeover)). Where no flash has room the file is drained.
+//! 3. What a kernel reads or writes by itself stays until it is closed. The ledger has the lower
+//!    capacity: the guard holds writers back as in a full tier.
+//!
+//! A move frees more memory than it needs: what is written to flash is flushed and leaves the page
+//! cache every few megabytes.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use forebay_namespace::File;
+use forebay_policy::demotion::{choose_victims, order_demotion};
+use forebay_policy::spill::largest_flash;
+use forebay_tiers::{CopyControl, TierKind};
+use forebay_types::{Errno, ObjectId, TierId, failpoint};
+
+use crate::base::failure::Failure;
+use crate::buffer::tierset::DRAM;
+use crate::files::Files;
+use crate::files::changeover::Leaving;
+
+/// So much of a file that moves to flash may be in the page cache, bytes.
+const CACHED_BYTES: u64 = 32 << 20;
+
+/// What a round of giving back has done.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct GivenBack {
+    /// Clean copies that were dropped, and what had no name, bytes.
+    pub dropped_bytes: u64,
+    /// Moved to flash, bytes.
+    pub moved_bytes: u64,
+}
+
+impl GivenBack {
+    /// Whether anything was freed.
+    pub fn is_any(&self) -> bool {
+        self.dropped_bytes + self.moved_bytes > 0
+    }
+}
+
+impl Files {
+    /// What the memory tier occupies, also what is not booked yet, bytes.
+    pub fn in_memory_bytes(&self) -> u64 {
+        let used = self.buffer.tiers().dram_used_bytes();
+        used.unwrap_or_else(|| self.buffer.ledger().figures(DRAM).used_bytes)
+    }
+
+    /// What the memory tier has beyond its capacity, bytes.
+    pub fn owed_bytes(&self) -> u64 {
+        let capacity = self.buffer.ledger().figures(DRAM).capacity_bytes;
+        self.in_memory_bytes().saturating_sub(capacity)
+    }
+
+    /// Gives back what the memory tier has beyond its capacity, as far as it can go now.
+    pub fn give_back(&self) -> GivenBack {
+        let mut given = GivenBack {
+            dropped_bytes: self.drop_from_memory(),
+            moved_bytes: 0,
+        };
+        if self.owed_bytes() > 0 {
+            given.moved_bytes = self.move_from_memory();
+        }
+        if self.owed_bytes() > 0 {
+            // Not before: what is being copied to the PFS does not move, and flash is nearer.
+            self.buffer.queue().hurry();
+        }
+        given
+    }
+
+    fn drop_from_memory(&self) -> u64 {
+        let owed = self.owed_bytes();
+        let mut dropped = 0;
+        if owed > 0 && self.has_garbage() {
+            self.collect_garbage_of(Some(self.settings.server));
+            dropped += owed.saturating_sub(self.owed_bytes());
+        }
+        if self.owed_bytes() > 0 {
+            dropped += self.buffer.drop_restart_copies(DRAM, self.owed_bytes());
+        }
+        let owed = self.owed_bytes();
+        if owed == 0 || self.buffer.ledger().figures(DRAM).other_files == 0 {
+            return dropped;
+        }
+        let mut clean = self.clean_candidates(|state| state.residency.tier == DRAM);
+        let policy = self.plan.engine().placement();
+        let victims = choose_victims(policy, &mut clean, owed, self.catalog.apps().now_s());
+        dropped += self.drop_clean(victims.ids);
+        self.collect_garbage_of(Some(self.settings.server));
+        dropped
+    }
+
+    fn move_from_memory(&self) -> u64 {
+        let mut moved = 0;
+        for id in self.in_memory_by_order() {
+            if self.owed_bytes() == 0 || self.base.is_ending() {
+                break;
+            }
+            let Some(file) = self.buffer.file(ObjectId(id)) else {
+                continue;
+            };
+            match self.leave_memory_for_flash(&file) {
+                Ok(Some(bytes)) => {
+                    failpoint::hit(failpoint::Point::LendMoved);
+                    moved += bytes;
+                }
+                Ok(None) => {}
+                // Who wants the file goes first.
+                Err(_) if self.is_wanted(&file) => {}
+                Err(failure) => tracing::warn!(
+                    "{}: stays in memory that is to be given back: {failure}",
+                    file.path().escape_ascii()
+                ),
+            }
+        }
+        moved
+    }
+
+    /// Files in memory, in the order in which they would be drained.
+    fn in_memory_by_order(&self) -> Vec<u64> {
+        let is_here = |file: &Arc<File>| {
+            let state = file.lock();
+            let residency = &state.residency;
+            let is_kernels = residency.by_kernel || state.is_unlinked();
+            residency.tier == DRAM && !state.demoting && !is_kernels
+        };
+        let files: Vec<_> = self.buffer.files().into_iter().filter(is_here).collect();
+        let mut candidates: Vec<_> = files
+            .iter()
+            .map(|file| {
+                let bytes = self.buffer.ledger().used_bytes(file.object);
+                let in_use = self.buffer.opens().is_open_now(file.ino);
+                self.catalog.apps().candidate(file.object, bytes, in_use)
+            })
+            .collect();
+        let now_s = self.catalog.apps().now_s();
+        order_demotion(self.plan.engine().placement(), &mut candidates, now_s);
+        candidates.iter().map(|candidate| candidate.id).collect()
+    }
+
+    /// Answers with what has left. `None`: it stays, for it is in use in a way that does not allow
+    /// it, or there is no room.
+    fn leave_memory_for_flash(&self, file: &Arc<File>) -> Result<Option<u64>, Failure> {
+        let open = self.buffer.opens().by_ino(file.ino);
+        // What it has grown to since it was opened is not booked yet.
+        let bytes = match &open {
+            Some(open) => open.target.read().object().stat()?.allocated_bytes,
+            None => self.buffer.ledger().used_bytes(file.object),
+        };
+        let with_room = self.flash_for(file, DRAM, bytes);
+        let Some(to) = with_room.or_else(|| self.flash_with_clean(bytes)) else {
+            if file.lock().is_dirty() {
+                self.buffer.queue().add_urgent(file.object);
+            }
+            return Ok(None);
+        };
+        let done_bytes = AtomicU64::new(0);
+        let is_over = || self.base.is_ending() || self.is_wanted(file);
+        let control = CopyControl {
+            stop: &is_over,
+            moved: &|bytes, _| {
+                let before = done_bytes.fetch_add(bytes, Ordering::Relaxed);
+                if before / CACHED_BYTES != (before + bytes) / CACHED_BYTES {
+                    self.uncache(file, to);
+                }
+            },
+        };
+        let moved = match open {
+            Some(open) => {
+                let leaving = Leaving {
+                    file,
+                    open: &open,
+                    to,
+                    ahead_bytes: 0,
+                };
+                self.move_open_to_node(leaving, &control)
+            }
+            None => self.move_to_node(file, to, &control),
+        };
+        let has_moved = moved?;
+        if has_moved {
+            self.uncache(file, to);
+        }
+        Ok(has_moved.then_some(bytes))
+    }
+
+    fn is_wanted(&self, file: &File) -> bool {
+        let open = self.buffer.opens().by_ino(file.ino);
+        file.is_copy_wanted() || open.is_some_and(|open| open.unsent.is_wanted())
+    }
+
+    /// Flash of this node whose clean copies make room.
+    fn flash_with_clean(&self, bytes: u64) -> Option<TierId> {
+        let mut spaces = self.buffer.spaces();
+        spaces.retain(|space| {
+            let slot = self.buffer.tiers().get(TierId(space.index as u8));
+            slot.is_some_and(|slot| slot.server == self.settings.server)
+        });
+        let largest = largest_flash(&spaces)?;
+        (largest.capacity_bytes >= bytes).then_some(TierId(largest.index as u8))
+    }
+
+    /// What a move has written so far does not stay in the page cache: that is memory, too.
+    fn uncache(&self, file: &File, tier: TierId) {
+        let slot = self.buffer.tiers().get(tier);
+        let is_here = slot
+            .is_some_and(|slot| slot.server == self.settings.server && slot.kind != TierKind::Dram);
+        if !is_here {
+            return;
+        }
+        // By a descriptor of its own: an error is told to whoever flushes the copy.
+        let object = self.buffer.tiers().open_object(tier, file.object);
+        let dropped = object.and_then(|object| {
+            object.sync(true)?;
+            object.drop_cache()
+        });
+        if let Err(error) = dropped
+            && Errno::of(&error) != Errno::ENOENT
+        {
+            tracing::debug!("object {} stays in the page cache: {error}", file.object);
+        }
+    }
+}
