@@ -53,7 +53,6 @@ impl Rooms {
         let load = |counter: &std::sync::atomic::AtomicU64| counter.load(Ordering::Relaxed);
         let (dwsf_bytes, dwpp_bytes) = self.plan.learning().figures();
         let (restarts_total, restart_hits_total) = self.plan.learning().restarts();
-        let unpublished = self.orders.version_status();
         let (conflicts_total, conflicts) = self.base.conflicts().all();
         let (failing, next_try) = self.buffer.queue().failing();
         let holding = self.files.pages().holding();
@@ -104,7 +103,7 @@ impl Rooms {
             errors_total: load(&self.base.counters().errors),
             conflicts,
             conflicts_total,
-            unpublished,
+            unpublished: self.orders.version_status(),
             turns: self.turns(),
             copies: self.copies(),
             movements: self.orders.jobs().under_way(MOVEMENTS_MAX),

@@ -4,6 +4,7 @@ use forebay_types::{Errno, limits};
 use serde::{Deserialize, Serialize};
 
 mod ahead;
+mod calibration;
 mod fsck;
 mod history;
 mod lending;
@@ -13,6 +14,7 @@ mod nodes;
 mod now;
 
 pub use ahead::AheadStatus;
+pub use calibration::{Calibrated, CalibrationStep};
 pub use fsck::{CLEAN_COPY_GONE, CONTENT_LOST, FSYNCED_LEFT, Finding, FsckReport};
 pub use history::{HistoryAsked, HistoryPage};
 pub use lending::LendingStatus;
@@ -190,36 +192,6 @@ pub enum ControlResponse {
     InForce(InForce),
     Reloaded(Reloaded),
     Fsck(FsckReport),
-}
-
-/// What is measured.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum CalibrationStep {
-    /// Writes to the burst buffer.
-    Write,
-    /// Copies to the PFS.
-    Demote,
-    /// Both at once; needs the outcomes of the two others.
-    Both,
-}
-
-/// Outcome of a [`CalibrationStep`].
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Calibrated {
-    /// Writes, where they were measured.
-    pub write_bytes_per_s: Option<u64>,
-    /// Copies, where they were measured.
-    pub demotion_bytes_per_s: Option<u64>,
-    /// After the last step: Bwmax, Bwmin, Brmax, Brmin, bytes/s.
-    pub bandwidths: Option<[u64; 4]>,
-    /// After the last step: slope of the interference line in millionths, and its bytes/s without
-    /// demotion.
-    pub line: Option<(i64, u64)>,
-    /// How far tries lie apart, in thousandths of the rate.
-    pub spread_permille: u64,
-    /// Lowest and highest of tries that lie too far apart, bytes/s: nothing was measured, and
-    /// nothing changed.
-    pub unsettled: Option<(u64, u64)>,
 }
 
 /// A path that could not be served, and why.

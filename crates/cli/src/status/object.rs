@@ -87,16 +87,21 @@ pub fn to_json(bits: &StatusBits) -> Value {
     if let Value::Object(facts) = facts {
         object.extend(facts);
     }
+    now::add_json(&mut object, bits);
+    add_parts(&mut object, bits);
+    Value::Object(object)
+}
+
+/// What has a file of its own.
+fn add_parts(object: &mut Map<String, Value>, bits: &StatusBits) {
     let copies = bits.second_copies.as_ref().map(second_copies_json);
     object.insert("second_copies".into(), copies.into());
     let lending = bits.lending.as_deref().map(lending::to_json);
     object.insert("lending".into(), lending.into());
-    now::add_json(&mut object, bits);
     let limited = bits.limits.iter().map(limits::to_json);
     object.insert("limits".into(), limited.collect());
-    object.insert("ahead".into(), ahead::to_json(&bits.ahead));
     object.insert("limits_total".into(), bits.limits_total.into());
-    Value::Object(object)
+    object.insert("ahead".into(), ahead::to_json(&bits.ahead));
 }
 
 /// What every kind of status begins with.

@@ -80,8 +80,7 @@ pub struct UpArgs {
     /// Folder for records, log and control socket; made if missing, kept over restarts
     #[arg(long, value_name = "DIR")]
     state: Option<PathBuf>,
-    /// Memory to borrow: a size, or auto: as much as jobs do without, within --dram-min and
-    /// --dram-max
+    /// Memory to borrow: a size, or auto: as much as jobs do without
     #[arg(long, value_name = "SIZE|auto", value_parser = text_of::<Dram>)]
     dram: Option<String>,
     /// With --dram auto: what jobs never get back (default: nothing but 4 MiB)

@@ -4,11 +4,12 @@
 //! Names say their unit, a counter ends in `_total`, and a label has few values: nothing is counted
 //! by file or by path. docs/metrics.md has a row for each family, which a test compares.
 
+mod lending;
 mod named;
 
 use std::fmt::Write;
 
-use forebay_wire::control::{LendingStatus, NodeStatus, StatusBits, TierStatus};
+use forebay_wire::control::{NodeStatus, StatusBits, TierStatus};
 
 /// How the text is written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -420,7 +421,7 @@ fn health(text: &mut Text, bits: &StatusBits) {
     if let Some(copies) = bits.second_copies.as_ref().filter(|copies| copies.known) {
         missing.sample(&[], copies.missing_bytes);
     }
-    lending(text, bits);
+    lending::add(text, bits);
     text.gauge(
         "forebay_pfs_silent_seconds",
         "For how long the PFS has not answered; 0 while it does.",
@@ -436,61 +437,6 @@ fn health(text: &mut Text, bits: &StatusBits) {
         "1 once an order to stop is in force.",
         bits.stopping,
     );
-}
-
-/// Memory that is borrowed; absent where the memory tier has a fixed size.
-fn lending(text: &mut Text, bits: &StatusBits) {
-    type Of = fn(&LendingStatus) -> u64;
-    let families: [(&str, Kind, &str, Of); 7] = [
-        (
-            "forebay_memory_borrowed_bytes",
-            Kind::Gauge,
-            "What the memory tier may hold, where memory is borrowed.",
-            |lending| lending.borrowed_bytes,
-        ),
-        (
-            "forebay_memory_floor_bytes",
-            Kind::Gauge,
-            "The memory tier never falls below this.",
-            |lending| lending.floor_bytes,
-        ),
-        (
-            "forebay_memory_ceiling_bytes",
-            Kind::Gauge,
-            "The memory tier never exceeds this now.",
-            |lending| lending.ceiling_bytes,
-        ),
-        (
-            "forebay_memory_ordered_bytes",
-            Kind::Gauge,
-            "By so much an order has lowered the ceiling.",
-            |lending| lending.ordered_bytes,
-        ),
-        (
-            "forebay_memory_owed_bytes",
-            Kind::Gauge,
-            "What is still to leave the memory tier.",
-            |lending| lending.owed_bytes,
-        ),
-        (
-            "forebay_memory_dropped_bytes",
-            Kind::Counter,
-            "Clean copies dropped to give memory back, since the start of the server.",
-            |lending| lending.dropped_bytes_total,
-        ),
-        (
-            "forebay_memory_moved_bytes",
-            Kind::Counter,
-            "Moved to flash to give memory back, since the start of the server.",
-            |lending| lending.moved_bytes_total,
-        ),
-    ];
-    for (name, kind, help, of) in families {
-        let mut family = text.family(name, kind, help);
-        if let Some(lending) = &bits.lending {
-            family.sample(&[], of(lending));
-        }
-    }
 }
 
 fn unpublished(text: &mut Text, bits: &StatusBits) {

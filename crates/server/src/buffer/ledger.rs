@@ -1,5 +1,6 @@
 //! Who holds how much space in which tier.
 
+mod capacity;
 mod copies;
 mod moves;
 mod owners;
@@ -190,21 +191,6 @@ impl Ledger {
             capacity_bytes: total,
             has_limits: AtomicBool::new(false),
         }
-    }
-
-    /// Hard cap on undrained data, bytes.
-    pub fn dirty_cap_bytes(&self) -> u64 {
-        self.books.lock().dirty_cap_bytes
-    }
-
-    /// A tier may hold more, or less, from now on: the cap on undrained data follows. What is held
-    /// beyond it stays until it goes, and nothing new is set aside before.
-    pub fn set_capacity(&self, tier: TierId, bytes: u64) {
-        let mut books = self.books.lock();
-        books.tiers[tier.0 as usize].capacity_bytes = bytes;
-        books.set_dirty_cap(self.dirty_cap_fraction);
-        drop(books);
-        self.freed.notify_all();
     }
 
     /// An object is made, or found by a start: from now on it can be charged.
@@ -412,25 +398,10 @@ impl Ledger {
         books.shadows.get(&object).map_or(0, |c| c.used_bytes)
     }
 
-    /// What the file system below a tier can still give.
-    pub fn set_physical_free(&self, tier: TierId, free_bytes: u64) {
-        let mut books = self.books.lock();
-        let sums = &mut books.tiers[tier.0 as usize];
-        sums.physical_limit_bytes = Some(sums.used_bytes.saturating_add(free_bytes));
-    }
-
     /// Occupied or set aside in a tier, bytes.
     pub fn held_bytes(&self, tier: TierId) -> u64 {
         let books = self.books.lock();
         books.tiers.get(tier.0 as usize).map_or(0, |t| t.held_bytes)
-    }
-
-    /// What the file system below a tier has beyond all that is held there, as it was last asked,
-    /// bytes.
-    pub fn beyond_bytes(&self, tier: TierId) -> u64 {
-        let sums = self.books.lock().tiers[tier.0 as usize];
-        let physical = sums.physical_limit_bytes.unwrap_or(0);
-        physical.saturating_sub(sums.held_bytes)
     }
 
     /// Undrained bytes in the burst buffer's own tiers, and their capacity.
@@ -510,12 +481,6 @@ impl Sums {
 impl Books {
     fn tier(&mut self, charge: Charge) -> &mut Sums {
         &mut self.tiers[charge.tier as usize]
-    }
-
-    fn set_dirty_cap(&mut self, fraction: f64) {
-        let limited = self.tiers.iter().filter(|t| t.kind.is_some());
-        let capacity: u64 = limited.map(|t| t.capacity_bytes).sum();
-        self.dirty_cap_bytes = (capacity as f64 * fraction) as u64;
     }
 
     fn must_fit(&self, tier: TierId, more_bytes: u64) -> Result<(), Refused> {

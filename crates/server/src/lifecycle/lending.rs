@@ -154,7 +154,8 @@ impl Lifecycle {
         Ok(())
     }
 
-    /// Looks at memory, and sets what the memory tier may hold. Whether the next look is to be soon.
+    /// Looks at memory, and sets what the memory tier may hold. Whether the next look is to be
+    /// soon.
     pub fn look_at_memory(&self) -> bool {
         let Some(borrowed) = &self.borrowed else {
             return false;

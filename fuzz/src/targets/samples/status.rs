@@ -1,5 +1,6 @@
 //! The status, with everything in it.
 
+use super::failure;
 use forebay_wire::control::{
     AheadStatus, ApplicationStatus, Awaited, AwaitedFile, ClientStatus, ConflictEntry,
     ConnectionStatus, EmptyingStatus, LendingStatus, LimitStatus, NetworkStatus, NodeStatus,
