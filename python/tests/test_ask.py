@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import forebay
-from conftest import EAGER, commands_left, wait_until
+from conftest import EAGER, LAZY, MIB, commands_left, wait_until
 
 ODD = [b"new\nline", b"not utf-8 \xff\xfe", b"tab\tand ' \" $x", "ä ö 漢字".encode(), b"-0", b" "]
 
@@ -22,6 +22,26 @@ def test_status_says_what_the_command_says(bb):
     assert status.dirty_bytes >= 5000 and status.raw["files"] == 1
     [application] = status.applications
     assert application.files == 1 and application.dirty_bytes == status.dirty_bytes
+
+
+def test_status_has_limits_and_the_version_of_its_schema(start):
+    bb = start(LAZY + '[[limit]]\nuser = 0\ncapacity = "8MiB"\nbeyond = "direct"\n')
+    assert forebay.status(bb.state).limits_total == 0
+    bb.write("x", 5000)
+    status = forebay.status(bb.state)
+    assert status.schema_version == status.raw["schema_version"] >= 1
+    [limit] = status.limits
+    assert status.limits_total == 1 and limit == forebay.Limit(
+        kind="user",
+        id=0,
+        name="root",
+        used_bytes=limit.used_bytes,
+        capacity_bytes=8 * MIB,
+        dirty_bytes=limit.dirty_bytes,
+        undrained_bytes=None,
+        beyond="direct",
+    )
+    assert limit.used_bytes >= limit.dirty_bytes >= 5000
 
 
 def test_status_finds_the_only_one_or_takes_the_one_of_a_path(start, monkeypatch):

@@ -32,9 +32,12 @@ use crate::{out, up, usage};
         "\"kind\", \"problem\", \"action\", \"repaired\"}], \"not_looked_at\": [tiers]}.\n\n",
         "Tiers of data servers are looked at while the metadata server runs, and by\n",
         "`forebay fsck --state` on their own node while it does not.\n\n",
-        "--lost-tier server-N asks the data server first: one that answers is not given up. Each address that\n",
-        "does not answer is named, and from where it was asked. From a node or a network namespace that has\n",
-        "not the metadata server's own address, or from which no network leads there, it is refused.\n\n",
+        "--lost-tier: a file that was only in the tier is lost, and its name goes. One that the PFS, or an fsync,\n",
+        "has elsewhere goes on with that. The last lines count both. It cannot be taken back: with the disk or\n",
+        "the node back, start as ever instead.\n",
+        "--lost-tier server-N first asks that server, and refuses if it answers. It names each address that does\n",
+        "not. Run it on the metadata server's node: elsewhere, or where no network leads to server-N, nobody\n",
+        "could answer, and it refuses, too.\n\n",
         "Examples:\n  forebay fsck --state /var/lib/forebay\n",
         "  forebay fsck --state /var/lib/forebay --dry-run --checksums --json\n\n",
         "Exit codes: 0 nothing wrong, or all repaired; 1 fatal; 3 something remains to be repaired\n",
@@ -55,9 +58,10 @@ pub struct FsckArgs {
     /// on it (not while it runs)
     #[arg(long)]
     new_pfs: bool,
-    /// A tier is gone for good: take off the record what was in it, and name each file that is
-    /// lost by that (not while it runs). NAME is its directory, or `server-N` or `server-N:NAME`
-    /// as `forebay status` shows it; repeatable
+    /// This tier will never come back (a dead disk, a dead node): forget what was in it, and name
+    /// each file that loses content by that. Only while the burst buffer is down; try it with
+    /// --dry-run first. NAME is the tier's directory, or `server-N` (all tiers of that server) or
+    /// `server-N:NAME`, as `forebay status` shows them; repeatable
     #[arg(long, value_name = "NAME")]
     lost_tier: Vec<String>,
     /// Print one JSON object
@@ -78,7 +82,7 @@ pub fn run(args: &FsckArgs) -> Result<Exit, Failure> {
         }
         Some(_) if !args.lost_tier.is_empty() => {
             return Err(Failure::fatal(format!(
-                "{}: the burst buffer is running; --lost-tier is for one that is down",
+                "{0}: the burst buffer is running; --lost-tier is for one that is down: `forebay down --state {0}` first",
                 state.display()
             )));
         }
@@ -333,10 +337,12 @@ fn render(report: &FsckReport, dry_run: bool, asked: Asked) -> String {
     let is_counted = |finding: &Finding| finding.repaired && finding.kind == CLEAN_COPY_GONE;
     let named = report.findings.iter().filter(|f| !is_counted(f));
     for finding in named {
-        let done = match (dry_run, finding.repaired) {
-            (true, true) => "would be repaired",
-            (false, true) => "repaired",
-            (_, false) => "NOT repaired",
+        let done = match (dry_run, finding.repaired, &*finding.kind) {
+            (true, true, CONTENT_LOST) => "would be given up",
+            (false, true, CONTENT_LOST) => "given up",
+            (true, true, _) => "would be repaired",
+            (false, true, _) => "repaired",
+            (_, false, _) => "NOT repaired",
         };
         let subject = show_path(&finding.subject);
         text.push_str(&format!(

@@ -28,6 +28,7 @@ from ._movement import Movement, where_lines
 from ._types import (
     Application,
     Drain,
+    Limit,
     Location,
     PathLike,
     Progress,
@@ -43,6 +44,7 @@ __all__ = [
     "Drain",
     "Failure",
     "ForebayError",
+    "Limit",
     "Location",
     "Movement",
     "NotInstalledError",

@@ -125,6 +125,27 @@ class Application:
 
 
 @dataclass(frozen=True)
+class Limit:
+    """A user or group with a limit, of `Status.limits`."""
+
+    kind: str
+    """``user`` or ``group``."""
+    id: int
+    name: Optional[str]
+    """None where the number has no name on the server's node."""
+    used_bytes: int
+    """What its files occupy or have set aside."""
+    capacity_bytes: Optional[int]
+    """The most that may be; None: no limit."""
+    dirty_bytes: int
+    """Of `used_bytes`, not on the PFS yet."""
+    undrained_bytes: Optional[int]
+    """The most that may be; None: no limit."""
+    beyond: str
+    """What writes do beyond: ``wait`` or ``direct``."""
+
+
+@dataclass(frozen=True)
 class Unpublished:
     """A checkpoint version that the PFS does not show yet."""
 
@@ -163,6 +184,12 @@ class Status:
     errors: tuple[Failure, ...]
     errors_total: int
     conflicts_total: int
+    schema_version: int
+    """Of docs/status.schema.json; it grows when a field goes or changes its meaning."""
+    limits: tuple[Limit, ...]
+    """Of who asks; of everybody, for root and the server's own user. The first ones only."""
+    limits_total: int
+    """How many there are."""
     raw: Mapping[str, Any] = field(repr=False, compare=False)
     """The whole answer; docs/operations.md has its fields."""
 
@@ -233,6 +260,20 @@ def result_of(value: Mapping[str, Any]) -> Result:
     return Result(**_figures(value), outcome=value["outcome"], left=left)
 
 
+def limit_of(value: Mapping[str, Any]) -> Limit:
+    """From one of the `limits` of a status."""
+    return Limit(
+        kind=value["kind"],
+        id=value["id"],
+        name=value["name"],
+        used_bytes=value["used_bytes"],
+        capacity_bytes=value["capacity_bytes"],
+        dirty_bytes=value["dirty_bytes"],
+        undrained_bytes=value["undrained_bytes"],
+        beyond=value["beyond"],
+    )
+
+
 def status_of(value: Mapping[str, Any]) -> Status:
     """From `forebay status --json`."""
     drain = value["drain"]
@@ -242,6 +283,9 @@ def status_of(value: Mapping[str, Any]) -> Status:
         mount=path_of(value, "mount"),
         state=path_of(value, "state"),
         **{key: value[key] for key in ("dirty_bytes", "dirty_cap_bytes", "errors_total", "conflicts_total")},
+        schema_version=value["schema_version"],
+        limits=tuple(limit_of(limit) for limit in value["limits"]),
+        limits_total=value["limits_total"],
         tiers=tuple(
             Tier(
                 name=tier["name"],

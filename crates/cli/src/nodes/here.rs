@@ -186,10 +186,13 @@ fn unmount(mount: &Path, cluster: &Cluster) -> Result<Exit, Failure> {
         Err(error) => return Err(error).explain(at, ""),
     }
     let begun = Instant::now();
-    while matches!(state::holder(&entry.source), Ok(Some(Holder::Process(_)))) {
+    while let Ok(Some(Holder::Process(pid))) = state::holder(&entry.source) {
         if begun.elapsed() >= END_LIMIT {
+            let pid = pid.map_or_else(String::new, |pid| format!(" (process {pid})"));
             return Err(Failure::fatal(format!(
-                "{at}: unmounted, but its process does not end"
+                "{at}: unmounted, but its process{pid} does not end: a container, or a job with mounts of its own, may \
+                 have it mounted as well; `grep -l {} /proc/[0-9]*/mountinfo` names the processes that do",
+                mounts::FOREBAY_TYPE
             )));
         }
         std::thread::sleep(Duration::from_millis(20));

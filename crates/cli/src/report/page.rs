@@ -191,7 +191,10 @@ fn what_if(f: &Figures) -> String {
         html,
         "</table></div>\n<p class=\"how\">Each row is a simulation of this very history: the same versions with the same bytes at the \
          same times, the same restarts, another capacity. The decisions are those of the servers' own code. 1 S is the capacity there \
-         is: where its row is far from what was measured ({} in the mean), so are the others. Assumed: {}.</p></section>",
+         is: where its row is far from what was measured ({} in the mean), so are the others. The simulation writes each version in one \
+         go, at the application's fastest rate: pauses of a program within a version are not in it, nor is the time that a turn is \
+         kept for a program between its writes. So short versions, and those that waited for turns, look faster than they were. \
+         Assumed: {}.</p></section>",
         span(f.mean_s),
         escape(&f.assumed.join("; "))
     );

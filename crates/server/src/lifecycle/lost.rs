@@ -15,6 +15,9 @@ use crate::buffer::tierset::{DRAM, Slot, TierSet};
 use crate::lifecycle::Lifecycle;
 use crate::starterror::{StartError, failed};
 
+/// What becomes of a file without a copy.
+const ONLY_THERE: &str = "it was nowhere else: it is lost, and its name is taken away";
+
 /// In how many undrained files' place something should be in each tier: the file, or, of one in
 /// memory, the copy on flash that an fsync has left.
 fn undrained(loaded: &Loaded, tiers: &TierSet) -> BTreeMap<TierId, usize> {
@@ -181,10 +184,12 @@ impl Lifecycle {
                     (Err(error), _) => format!("none; the record stays: {error}"),
                     (Ok(()), Some((tier, _))) => {
                         let copy = self.buffer.tiers().called(tier);
-                        format!("it is what an fsync has left in {copy}")
+                        format!("it goes on with what an fsync left in {copy}")
                     }
-                    (Ok(()), None) if residency.clean => "the record goes".into(),
-                    (Ok(()), None) => "its record goes, and what was only there: it is lost".into(),
+                    (Ok(()), None) if residency.clean => {
+                        "nothing is lost: the PFS has it whole".into()
+                    }
+                    (Ok(()), None) => ONLY_THERE.into(),
                 },
                 repaired: done.is_ok(),
             });
@@ -219,16 +224,22 @@ impl Lifecycle {
         };
         let action = match (copy, clean, published) {
             (Some(copy), ..) => {
-                let fsync = match is_last {
-                    true => "its last fsync",
-                    false => "an earlier fsync than its last",
-                };
                 let copy = self.buffer.tiers().called(copy);
-                format!("it is what {fsync} has left in {copy}")
+                match is_last {
+                    true => format!(
+                        "it goes on with what its last fsync left in {copy}: all that was promised is there"
+                    ),
+                    false => format!(
+                        "it goes on with what an earlier fsync left in {copy}; what was written after that is lost"
+                    ),
+                }
             }
-            (None, true, _) => "the PFS has it whole".into(),
-            (None, false, true) => "what was written since it was copied to the PFS is lost".into(),
-            (None, false, false) => "its record goes, and what was only there: it is lost".into(),
+            (None, true, _) => "nothing is lost: the PFS has it whole".into(),
+            (None, false, true) => {
+                "the PFS keeps the version before; what was written since that was copied is lost"
+                    .into()
+            }
+            (None, false, false) => ONLY_THERE.into(),
         };
         let done = match dry_run {
             true => Ok(()),

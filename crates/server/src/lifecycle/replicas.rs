@@ -62,6 +62,17 @@ pub(crate) struct Unsafe {
     bytes: u64,
 }
 
+impl Unsafe {
+    fn in_words(self) -> String {
+        let size = format_size(self.bytes);
+        let what = match self.files {
+            1 => format!("1 file with {size} has no second copy: it is copied"),
+            files => format!("{files} files with {size} have no second copy: they are copied"),
+        };
+        format!("{what} as fast as replica_rate allows, where another server has room on flash")
+    }
+}
+
 /// Whether people have been told of such files.
 #[derive(Default)]
 struct Without {
@@ -78,12 +89,7 @@ impl Without {
         if found.files > 0 && self.before > 0 && !self.is_told {
             let why = self.why.as_ref();
             let why = why.map_or(String::new(), |why| format!(" (the last one: {why})"));
-            let reason = format!(
-                "{} files with {} have no second copy: they are copied as fast as replica_rate allows, where another \
-                 server has room on flash{why}",
-                found.files,
-                format_size(found.bytes)
-            );
+            let reason = format!("{}{why}", found.in_words());
             lifecycle.base.report(WHAT.to_vec(), Errno::EAGAIN, reason);
             self.is_told = true;
         }
@@ -292,5 +298,15 @@ mod tests {
         assert!(status.known);
         assert_eq!((status.missing_files, status.missing_bytes), (2, 30));
         assert!(shown(Some(Unsafe::default())).known, "all have one");
+        let words = |files| Unsafe { files, bytes: 30 }.in_words();
+        let (one, two) = (words(1), words(2));
+        assert!(
+            one.starts_with("1 file with 30 B has no second copy: it is"),
+            "{one}"
+        );
+        assert!(
+            two.starts_with("2 files with 30 B have no second copy: they are"),
+            "{two}"
+        );
     }
 }

@@ -166,10 +166,18 @@ fn application(
     Value::Object(table)
 }
 
-/// While it neither waited for its turn nor for space.
+/// While it neither waited for its turn nor for space. Waits are added up over all who write: as
+/// long as the version or longer, they do not tell how fast it was between them.
 fn rate_of(version: &Record) -> f64 {
-    let held_s = (version.wait_us + version.stall_us) as f64 / 1e6;
-    version.bytes as f64 / (version.lasted_s() - held_s).max(SHORTEST_S)
+    let (lasted_s, held_s) = (
+        version.lasted_s(),
+        version.wait_us.saturating_add(version.stall_us) as f64 / 1e6,
+    );
+    let wrote_s = match held_s < lasted_s {
+        true => lasted_s - held_s,
+        false => lasted_s,
+    };
+    version.bytes as f64 / wrote_s.max(SHORTEST_S)
 }
 
 fn guessed(records: &[Record]) -> [f64; 4] {
@@ -281,6 +289,20 @@ mod tests {
             "{:?}",
             report.notes
         );
+    }
+
+    #[test]
+    fn waits_of_many_writers_make_no_application_faster_than_it_was() {
+        let mut record = version("a", 0, 600, 600_000_000);
+        assert_eq!(rate_of(&record), 1e9);
+        record.wait_us = 200_000;
+        assert!(
+            (rate_of(&record) - 1.5e9).abs() < 1.0,
+            "while it did not wait"
+        );
+        // Four writers, of which each waited for half a second.
+        record.wait_us = 2_000_000;
+        assert_eq!(rate_of(&record), 1e9);
     }
 
     #[test]

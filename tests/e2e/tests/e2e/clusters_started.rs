@@ -564,3 +564,35 @@ fn command_cluster_stop_ends_the_server_that_stands_by_first() {
     job.cluster("stop", ON, &["--timeout", "60s"]).ok();
     assert!(job.is_quiet() && job.odd.join("pfs/g").exists());
 }
+
+#[test]
+fn command_cluster_stop_says_who_may_keep_a_mount_whose_process_does_not_end() {
+    if needs_nodes() {
+        return;
+    }
+    let job = Job::new(2);
+    job.cluster("start", ON, &[]).ok();
+    // A container has its own copy of what is mounted.
+    let there = job.odd.join("inside");
+    let script = "echo in >\"$0\"; exec sleep 600";
+    let words = [
+        "unshare",
+        "-m",
+        "sh",
+        "-c",
+        script,
+        there.to_str().expect("UTF-8"),
+    ];
+    let mut container = job.command_on(1, &words).spawn().expect("a container");
+    wait_until("the container is there", || there.exists());
+    let stop = job.cluster("stop", ON, &[]);
+    assert_ne!(stop.code, 0, "{stop:?}");
+    let says = "may have it mounted as well; `grep -l fuse.forebay /proc/[0-9]*/mountinfo`";
+    assert!(stop.stderr.contains(says), "{stop:?}");
+    container.kill().expect("kill");
+    container.wait().expect("wait");
+    wait_until("it can be stopped", || {
+        job.cluster("stop", ON, &[]).code == 0
+    });
+    assert!(job.is_quiet());
+}
