@@ -4,7 +4,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use clap::Args;
-use forebay_types::{format_duration, format_size, parse_duration};
+use forebay_types::{format_duration, format_size, limits, parse_duration};
 use forebay_wire::control::{JobProgress, Movement};
 use serde_json::{Value, json};
 
@@ -74,6 +74,13 @@ fn run_on(
     wait: bool,
     target: Target,
 ) -> Result<Exit, Failure> {
+    if movement == Movement::Ahead && target.paths.len() > limits::PATHS_PER_MESSAGE_MAX {
+        return Err(Failure::fatal(format!(
+            "a list of {} paths: {} at most; name folders, which are read in the order of their names, or give the rest when the program is that far",
+            target.paths.len(),
+            limits::PATHS_PER_MESSAGE_MAX
+        )));
+    }
     let signals = Signals::count().explain("signals", "")?;
     let daemon = Daemon::connect(&target.state)?;
     let begun = Instant::now();

@@ -54,13 +54,36 @@ pub enum Reason {
     Epoch,
 }
 
+/// Opens that follow one another, in one order.
+#[derive(Clone, Copy, Debug, Default)]
+struct Streak {
+    /// The farthest.
+    top: Option<u32>,
+    /// How often it got farther.
+    count: u32,
+}
+
+impl Streak {
+    fn opened(&mut self, at: u32) {
+        let Some(top) = self.top else {
+            self.top = Some(at);
+            return;
+        };
+        if at > top && at - top <= STREAK_GAP_MAX {
+            (self.top, self.count) = (Some(at), self.count + 1);
+        } else if at.abs_diff(top) > STREAK_GAP_MAX {
+            (self.top, self.count) = (Some(at), 0);
+        }
+        // Threads of one program overtake each other.
+    }
+}
+
 /// Learns from the opens of one folder what is read next.
 #[derive(Debug)]
 pub struct Folder {
     /// Of each file, in the order of names: its place in the listing.
     listed: Vec<u32>,
-    last: [Option<u32>; 2],
-    streak: [u32; 2],
+    streaks: [Streak; 2],
     seen: Vec<bool>,
     seen_count: usize,
 }
@@ -71,8 +94,7 @@ impl Folder {
         Folder {
             seen: vec![false; listed.len()],
             listed,
-            last: [None; 2],
-            streak: [0; 2],
+            streaks: [Streak::default(); 2],
             seen_count: 0,
         }
     }
@@ -84,25 +106,22 @@ impl Folder {
             self.seen_count += 1;
         }
         for (order, at) in [place as u32, listed].into_iter().enumerate() {
-            let follows = self.last[order].is_some_and(|last| {
-                // Threads of one program overtake each other.
-                at.abs_diff(last) <= STREAK_GAP_MAX
-            });
-            self.streak[order] = match follows {
-                true => self.streak[order] + 1,
-                false => 0,
-            };
-            self.last[order] = Some(at);
+            self.streaks[order].opened(at);
         }
         let share = EPOCH_SHARE * self.listed.len() as f64;
         if self.seen_count >= EPOCH_FILES_MIN.max(share.ceil() as usize) {
             return Some(Reason::Epoch);
         }
-        match self.streak {
-            [by_name, _] if by_name >= STREAK_MIN => Some(Reason::Streak(Order::ByName)),
-            [_, as_listed] if as_listed >= STREAK_MIN => Some(Reason::Streak(Order::AsListed)),
+        match self.streaks.map(|streak| streak.count >= STREAK_MIN) {
+            [true, _] => Some(Reason::Streak(Order::ByName)),
+            [_, true] => Some(Reason::Streak(Order::AsListed)),
             _ => None,
         }
+    }
+
+    /// Whether the file with that place in the order of names was opened.
+    pub fn has_seen(&self, place: usize) -> bool {
+        self.seen.get(place).copied().unwrap_or(false)
     }
 
     /// Files in the order in which they are expected, by their place in the order of names.
@@ -129,6 +148,7 @@ pub struct Reader {
     passed: usize,
     opened_count: usize,
     unread_count: usize,
+    gone_count: usize,
     last_open_s: Option<f64>,
     between_opens_s: Mean,
     copy_s: Mean,
@@ -139,8 +159,10 @@ enum State {
     Untouched,
     /// Brought in, or about to be, and not read yet.
     Ahead,
-    /// It is there already, or stays where it is.
+    /// It is there already.
     Left,
+    /// Nobody will come for it.
+    Gone,
     Read,
 }
 
@@ -155,6 +177,7 @@ impl Reader {
             passed: 0,
             opened_count: 0,
             unread_count: 0,
+            gone_count: 0,
             last_open_s: None,
             between_opens_s: Mean::default(),
             copy_s: Mean::default(),
@@ -173,6 +196,7 @@ impl Reader {
         };
         match std::mem::replace(state, State::Read) {
             State::Read => return,
+            State::Gone => self.gone_count -= 1,
             State::Ahead => self.unread_count -= 1,
             State::Untouched | State::Left => {}
         }
@@ -189,12 +213,35 @@ impl Reader {
         self.copy_s.add(took_s.max(0.0));
     }
 
-    /// A file that [`Reader::take_next`] has named is here already, or stays where it is.
-    pub fn not_copied(&mut self, index: usize) {
+    /// A file that [`Reader::take_next`] has named is here already, or, where it is `gone`, is none
+    /// that anybody waits for.
+    pub fn not_copied(&mut self, index: usize, gone: bool) {
         if self.states.get(index) == Some(&State::Ahead) {
-            self.states[index] = State::Left;
+            self.states[index] = if gone { State::Gone } else { State::Left };
             self.unread_count -= 1;
+            self.gone_count += usize::from(gone);
         }
+    }
+
+    /// Files that had been read before anything was expected.
+    pub fn begin_after(&mut self, read: impl IntoIterator<Item = usize>) {
+        for index in read {
+            if let Some(state) = self.states.get_mut(index) {
+                *state = State::Read;
+                self.opened_count += 1;
+                self.reached = self.reached.max(index + 1);
+            }
+        }
+    }
+
+    /// Whether the program has read all that can be read.
+    pub fn is_done(&self) -> bool {
+        self.opened_count + self.gone_count >= self.states.len()
+    }
+
+    /// Whether the program has come to the end, or beyond.
+    pub fn has_reached_end(&self) -> bool {
+        self.reached >= self.states.len()
     }
 
     /// There was no room for a file that [`Reader::take_next`] has named: it is named again.
@@ -294,7 +341,7 @@ impl Reader {
 
     /// Whether nothing more will be brought in.
     pub fn is_over(&self) -> bool {
-        let is_read = |state: &State| *state == State::Read;
+        let is_read = |state: &State| matches!(state, State::Read | State::Gone);
         match self.reason {
             Reason::Epoch => self.passed >= self.states.len(),
             _ => self.next >= self.states.len() || self.states.iter().all(is_read),
@@ -423,6 +470,31 @@ mod tests {
         passed.extend(std::iter::from_fn(|| reader.take_passed()));
         assert!([3, 20, 50].iter().all(|at| passed.contains(at)));
         assert!(reader.is_over() && reader.take_next(0.0).is_none());
+    }
+
+    #[test]
+    fn the_same_file_again_and_the_way_back_are_no_streak() {
+        let mut folder = Folder::new((0..1000).collect());
+        for place in [500; 20].into_iter().chain((300..360).rev()) {
+            assert_eq!(folder.opened(place), None, "{place}");
+        }
+    }
+
+    #[test]
+    fn a_list_is_done_when_all_is_read_that_can_be() {
+        let mut reader = Reader::new(Reason::List, 4);
+        reader.begin_after([0]);
+        assert_eq!((reader.read(), reader.take_next(0.0)), (1, Some(1)));
+        reader.not_copied(1, true);
+        assert_eq!(reader.take_next(0.0), Some(2));
+        reader.not_copied(2, false);
+        assert_eq!(reader.take_next(0.0), Some(3));
+        reader.opened(3, 0.0);
+        assert!(!reader.is_done() && reader.has_reached_end());
+        reader.opened(2, 0.0);
+        assert!(reader.is_done());
+        reader.opened(1, 0.0);
+        assert!(reader.is_done());
     }
 
     #[test]

@@ -4,13 +4,13 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use forebay_tiers::TierKind;
-use forebay_types::{Errno, FileKind, TierId};
+use forebay_policy::ahead::Reason;
+use forebay_types::{Errno, FileKind, ObjectId};
 
 use super::Ahead;
 use super::readers::{Item, Reading};
 use crate::base::failure::Failure;
-use crate::buffer::guesses::Watched;
+use crate::buffer::guesses::Place;
 
 /// Files that come in side by side: a PFS answers many at once, and small files cost answers.
 const BRINGING_MAX: usize = 8;
@@ -18,59 +18,79 @@ const BRINGING_MAX: usize = 8;
 const STAY: Duration = Duration::from_millis(20);
 /// While the plan holds writes to a rate, it looks again after so long.
 const HELD: Duration = Duration::from_millis(100);
+/// Where there is no room, or the PFS fails, it is tried again after so long.
+const BLOCKED: Duration = Duration::from_secs(1);
+/// Of the capacity, what a list may have unread.
+const LIST_SHARE: f64 = 0.5;
 
 /// What became of one file.
 enum Came {
     /// It is here, after this many bytes.
     Here(u64),
-    /// It was there, is gone, or is one that stays on the PFS.
-    Not,
-    /// There is no room now.
-    NoRoom,
+    /// It was here.
+    Before(ObjectId),
+    /// It is gone, or is one that stays on the PFS.
+    Gone,
+    /// There is no room now, or the PFS fails.
+    NotNow,
+}
+
+/// A thread that brings files in.
+struct Bringing(Arc<Ahead>);
+
+impl Drop for Bringing {
+    fn drop(&mut self) {
+        self.0.bringing.fetch_sub(1, Ordering::AcqRel);
+    }
+}
+
+/// Bytes that are on their way.
+struct Coming<'a>(&'a Ahead, u64);
+
+impl Drop for Coming<'_> {
+    fn drop(&mut self) {
+        self.0.coming_bytes.fetch_sub(self.1, Ordering::AcqRel);
+    }
 }
 
 impl Ahead {
-    /// Starts threads where something is to be brought in.
+    /// Starts a thread where something may be to be brought in. One that finds a file starts the
+    /// next.
     pub(super) fn bring_some(self: &Arc<Self>) {
-        let readings = self.readings.lock().len();
-        while readings > 0 && !self.base.is_ending() {
-            let before = self.bringing.load(Ordering::Acquire);
-            if before >= BRINGING_MAX {
-                return;
-            }
-            let begun = self.bringing.compare_exchange(
-                before,
-                before + 1,
-                Ordering::AcqRel,
-                Ordering::Acquire,
-            );
-            if begun.is_err() {
-                continue;
-            }
-            let ahead = self.clone();
-            let spawned = std::thread::Builder::new()
-                .name("fb-bring".into())
-                .spawn(move || {
-                    ahead.bring();
-                    ahead.bringing.fetch_sub(1, Ordering::AcqRel);
-                });
-            if let Err(error) = spawned {
-                self.bringing.fetch_sub(1, Ordering::AcqRel);
-                tracing::debug!("nothing is read ahead: {error}");
-                return;
-            }
+        let some = self.readings.lock().values().any(|one| !one.is_blocked());
+        if !some || self.is_to_stop() {
+            return;
+        }
+        if self.bringing.fetch_add(1, Ordering::AcqRel) >= BRINGING_MAX {
+            self.bringing.fetch_sub(1, Ordering::AcqRel);
+            return;
+        }
+        let bringing = Bringing(self.clone());
+        let spawned = std::thread::Builder::new()
+            .name("fb-bring".into())
+            .spawn(move || bringing.0.bring());
+        if let Err(error) = spawned {
+            tracing::debug!("nothing is read ahead: {error}");
         }
     }
 
-    fn bring(&self) {
+    /// What is drained at the end needs the PFS.
+    fn is_to_stop(&self) -> bool {
+        self.base.is_ending() || self.base.life().stop_order().is_some()
+    }
+
+    fn bring(self: &Arc<Self>) {
         let mut idle_since = Instant::now();
-        while !self.base.is_ending() {
-            if self.plan.engine().is_throttled() {
+        while !self.is_to_stop() {
+            if self.plan.engine().is_throttled() || self.base.health().is_silent() {
                 self.base.life().pause(HELD);
                 continue;
             }
             match self.bring_next() {
-                true => idle_since = Instant::now(),
+                true => {
+                    idle_since = Instant::now();
+                    self.bring_some();
+                }
                 false if idle_since.elapsed() > STAY => return,
                 false => self.base.life().pause(STAY / 4),
             }
@@ -82,6 +102,9 @@ impl Ahead {
         let readings: Vec<Arc<Reading>> = self.readings.lock().values().cloned().collect();
         let mut some = false;
         for reading in readings {
+            if reading.is_blocked() {
+                continue;
+            }
             let next = {
                 let mut reader = reading.reader.lock();
                 match reader.take_next(self.now_s()) {
@@ -94,62 +117,106 @@ impl Ahead {
             };
             let turn = self.plan.engine().enter_staging(reading.id);
             let begun = Instant::now();
-            let came = self.bring_one(&reading, at, is_passed);
+            let came = self.bring_one(&reading, at);
             drop(turn);
-            let mut reader = reading.reader.lock();
-            match came {
-                Came::Here(bytes) => {
-                    reader.copied(begun.elapsed().as_secs_f64());
-                    drop(reader);
-                    reading.bytes.fetch_add(bytes, Ordering::Relaxed);
-                    *reading.last.lock() = Instant::now();
-                    some = true;
-                }
-                Came::Not => {
-                    reader.not_copied(at);
-                    some = true;
-                }
-                Came::NoRoom => reader.give_back(at),
-            }
+            some |= !matches!(came, Came::NotNow);
+            self.take_in(&reading, (at, is_passed), &came, begun.elapsed());
         }
         some
     }
 
-    fn bring_one(&self, reading: &Reading, at: usize, is_passed: bool) -> Came {
+    fn take_in(
+        &self,
+        reading: &Reading,
+        (at, is_passed): (usize, bool),
+        came: &Came,
+        took: Duration,
+    ) {
+        let mut reader = reading.reader.lock();
+        match came {
+            Came::Here(bytes) => {
+                reader.copied(took.as_secs_f64());
+                reading.bytes.fetch_add(*bytes, Ordering::Relaxed);
+                *reading.last.lock() = Instant::now();
+            }
+            Came::Before(object) => {
+                reader.not_copied(at, false);
+                drop(reader);
+                let place = Place {
+                    reader: reading.id,
+                    index: at,
+                };
+                self.buffer.guesses().watch(*object, place, None);
+                self.meet(*object);
+            }
+            Came::Gone => reader.not_copied(at, true),
+            Came::NotNow => {
+                *reading.blocked_until.lock() = Some(Instant::now() + BLOCKED);
+                if !is_passed {
+                    reader.give_back(at);
+                }
+            }
+        }
+    }
+
+    fn bring_one(&self, reading: &Reading, at: usize) -> Came {
         let item = &reading.items[at];
-        if item.dir.child(&item.name).is_some() {
-            // Its open is told already, or it came by another way: then that is not.
-            return Came::Not;
+        if let Some(file) = item.dir.child(&item.name) {
+            return Came::Before(file.object);
         }
         let size = match self.size_of(item) {
             Ok(Some(size)) => size,
-            Ok(None) | Err(_) => return Came::Not,
+            Ok(None) => return Came::Gone,
+            Err(failure) => return self.why_not(item, &failure),
         };
-        if !reading.is_list() && !self.has_room_for(size) {
-            return Came::NoRoom;
-        }
-        match self.files.stage_in(&item.dir, &item.name, &|_| ()) {
+        let Some(coming) = self.reserve(reading, size) else {
+            return Came::NotNow;
+        };
+        // Nothing comes once it was counted what is left.
+        let Ok(change) = self.base.life().change() else {
+            return Came::NotNow;
+        };
+        let staged = self
+            .files
+            .stage_in(&item.dir, &item.name, reading.is_list(), &|_| ());
+        drop(change);
+        match staged {
             Ok(file) => {
-                // A program that came for it meanwhile reads the PFS.
-                let is_late = is_passed || reading.has_read(at);
-                if !is_late {
-                    let watched = Watched {
-                        reader: reading.id,
-                        index: at,
-                        guessed_bytes: Some(size),
-                    };
-                    self.buffer.guesses().watch(file.object, watched);
-                    reading.worth.lock().guessed_bytes += size;
-                }
+                let place = Place {
+                    reader: reading.id,
+                    index: at,
+                };
+                let guesses = self.buffer.guesses();
+                guesses.watch(file.object, place, Some(size));
+                drop(coming);
+                self.meet(file.object);
                 Came::Here(size)
             }
-            Err(failure) if failure.errno() == Errno::ENOSPC => Came::NoRoom,
-            Err(failure) => {
-                let path = item.dir.path_of(&item.name);
-                let path = path.escape_ascii();
-                tracing::debug!("{path} is not read ahead: {failure}");
-                Came::Not
+            Err(failure) => self.why_not(item, &failure),
+        }
+    }
+
+    /// Who has opened it, or had it leave, before it was watched, was not heard.
+    fn meet(&self, object: ObjectId) {
+        let guesses = self.buffer.guesses();
+        match self.buffer.file(object) {
+            None => guesses.left(object),
+            Some(file) if self.buffer.opens().by_ino(file.ino).is_some() => guesses.opened(object),
+            Some(_) => {}
+        }
+    }
+
+    fn why_not(&self, item: &Item, failure: &Failure) -> Came {
+        let path = item.dir.path_of(&item.name);
+        let path = path.escape_ascii();
+        tracing::debug!("{path} is not read ahead: {failure}");
+        match failure.errno() {
+            Errno::ENOENT | Errno::EMLINK | Errno::ESTALE | Errno::EISDIR | Errno::EPERM => {
+                Came::Gone
             }
+            // Somebody writes it, or it has come in by another way.
+            Errno::ETXTBSY | Errno::EEXIST => Came::Gone,
+            _ => Came::NotNow,
         }
     }
 
@@ -162,15 +229,18 @@ impl Ahead {
         Ok((!stays).then_some(stat.size))
     }
 
-    /// Whether there is free space for a guess, and its share is not used up.
-    fn has_room_for(&self, size: u64) -> bool {
-        let spaces = self.buffer.ledger().spaces();
-        let kind = |index: usize| self.buffer.tiers().kind(TierId(index as u8));
-        let fast = |index| matches!(kind(index), TierKind::Dram | TierKind::Ssd);
+    /// Keeps unread guesses within their share, and lists from filling the burst buffer with what
+    /// their programs are nowhere near.
+    fn reserve(&self, reading: &Reading, size: u64) -> Option<Coming<'_>> {
         let (_, capacity) = self.buffer.ledger().dirty_and_capacity();
-        let share = (self.share() * capacity as f64) as u64;
+        let share = match reading.reason() {
+            Reason::List => LIST_SHARE,
+            _ => self.share(),
+        };
+        let most = (share * capacity as f64) as u64;
+        let before = self.coming_bytes.fetch_add(size, Ordering::AcqRel);
+        let coming = Coming(self, size);
         let unread = self.buffer.guesses().unread_bytes();
-        let mut fits = spaces.iter().filter(|space| fast(space.index));
-        unread + size <= share && fits.any(|space| space.available_bytes() >= 2 * size)
+        (unread + before + size <= most).then_some(coming)
     }
 }

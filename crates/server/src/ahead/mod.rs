@@ -38,6 +38,8 @@ pub struct Ahead {
     next_id: AtomicU64,
     /// Threads that bring files in.
     bringing: AtomicUsize,
+    /// What they bring in now, and is not there yet, bytes.
+    coming_bytes: AtomicU64,
     begun: Instant,
 }
 
@@ -54,6 +56,7 @@ impl Ahead {
             folders: Mutex::default(),
             next_id: AtomicU64::new(1),
             bringing: AtomicUsize::new(0),
+            coming_bytes: AtomicU64::new(0),
             begun: Instant::now(),
         };
         if ahead.share() > 0.0 {

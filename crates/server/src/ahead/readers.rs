@@ -11,10 +11,12 @@ use forebay_types::FileKind;
 use parking_lot::Mutex;
 
 use super::Ahead;
-use crate::buffer::guesses::Watched;
+use crate::buffer::guesses::Place;
 
 /// A folder with more files than this is not looked at as a whole.
-const FILES_MAX: usize = 1_000_000;
+const FILES_MAX: usize = 200_000;
+/// Files of all folders that are looked at so.
+const FILES_OF_ALL_MAX: usize = 1_000_000;
 /// Opens in a folder before it is listed.
 pub(super) const OPENS_MIN: usize = 4;
 
@@ -32,11 +34,12 @@ pub struct Reading {
     pub(super) items: Vec<Item>,
     places: HashMap<(DirKey, Vec<u8>), usize>,
     pub(super) reader: Mutex<Reader>,
-    pub(super) worth: Mutex<Worth>,
     /// When something was opened or brought in the last time.
     pub(super) last: Mutex<Instant>,
     /// Bytes that came in.
     pub(super) bytes: AtomicU64,
+    /// There was no room: until then nothing is tried.
+    pub(super) blocked_until: Mutex<Option<Instant>>,
     is_list: bool,
 }
 
@@ -48,9 +51,9 @@ impl Reading {
             places: items.iter().enumerate().map(place).collect(),
             reader: Mutex::new(Reader::new(reason, items.len())),
             items,
-            worth: Mutex::default(),
             last: Mutex::new(Instant::now()),
             bytes: AtomicU64::new(0),
+            blocked_until: Mutex::new(None),
             is_list: reason == Reason::List,
         }
     }
@@ -85,6 +88,21 @@ impl Reading {
         self.last.lock().elapsed()
     }
 
+    /// The program has read all that can be read.
+    pub fn is_done(&self) -> bool {
+        self.reader.lock().is_done()
+    }
+
+    /// The program has opened the last file.
+    pub fn has_reached_end(&self) -> bool {
+        self.reader.lock().has_reached_end()
+    }
+
+    pub(super) fn is_blocked(&self) -> bool {
+        let until = *self.blocked_until.lock();
+        until.is_some_and(|until| Instant::now() < until)
+    }
+
     pub(super) fn place_of(&self, dir: &Dir, name: &[u8]) -> Option<usize> {
         self.places.get(&(dir.key, name.to_vec())).copied()
     }
@@ -101,6 +119,9 @@ pub struct Folder {
     pub(super) first: Vec<Vec<u8>>,
     pub(super) listed: Option<Listed>,
     pub(super) reading: Option<u64>,
+    /// Those of before: what was brought in for them may still go unread.
+    pub(super) ended: Vec<u64>,
+    pub(super) worth: Worth,
     pub(super) last: Instant,
     /// Guesses in it were in vain: until then it is left alone.
     pub(super) left_alone_until: Option<Instant>,
@@ -120,22 +141,38 @@ impl Listed {
         self.learned.opened(place.ok()?)
     }
 
-    fn expected(&self, dir: &Arc<Dir>, reason: Reason) -> Vec<Item> {
-        let places = self.learned.expected(reason).into_iter();
-        let item = |place: u32| Item {
+    /// How many files there are.
+    pub fn len(&self) -> usize {
+        self.names.len()
+    }
+
+    /// Files in the order in which they are expected, and which of them were read already.
+    fn expected(&self, dir: &Arc<Dir>, reason: Reason) -> (Vec<Item>, Vec<usize>) {
+        let places = self.learned.expected(reason);
+        let was_read = |(_, place): &(usize, &u32)| self.learned.has_seen(**place as usize);
+        let read = places.iter().enumerate().filter(was_read);
+        let read = read.map(|(index, _)| index).collect();
+        let item = |place: &u32| Item {
             dir: dir.clone(),
-            name: self.names[place as usize].clone(),
+            name: self.names[*place as usize].clone(),
         };
-        places.map(item).collect()
+        (places.iter().map(item).collect(), read)
     }
 }
 
 impl Folder {
+    /// Whether what was brought in for that reader was a guess here.
+    pub(super) fn was_for(&self, reader: u64) -> bool {
+        self.reading == Some(reader) || self.ended.contains(&reader)
+    }
+
     pub(super) fn new() -> Folder {
         Folder {
             first: Vec::new(),
             listed: None,
             reading: None,
+            ended: Vec::new(),
+            worth: Worth::default(),
             last: Instant::now(),
             left_alone_until: None,
         }
@@ -146,7 +183,7 @@ impl Ahead {
     /// A program is about to read these files, in this order.
     pub fn begin_list(self: &Arc<Self>, items: Vec<Item>) -> Arc<Reading> {
         self.buffer.guesses().is_interested();
-        self.begin(Reason::List, items)
+        self.begin(Reason::List, (items, Vec::new()))
     }
 
     /// It has ended, or nobody wants it any more.
@@ -155,21 +192,22 @@ impl Ahead {
         self.buffer.guesses().is_not_interested();
     }
 
-    pub(super) fn begin(self: &Arc<Self>, reason: Reason, items: Vec<Item>) -> Arc<Reading> {
+    fn begin(
+        self: &Arc<Self>,
+        reason: Reason,
+        (items, read): (Vec<Item>, Vec<usize>),
+    ) -> Arc<Reading> {
         let id = self.next_id.fetch_add(1, Ordering::Relaxed);
         let reading = Arc::new(Reading::new(id, reason, items));
-        self.readings.lock().insert(id, reading.clone());
+        reading.reader.lock().begin_after(read);
         // What is here already is not brought in, and its opens tell how far the program is.
         for (index, item) in reading.items.iter().enumerate() {
             if let Some(file) = item.dir.child(&item.name) {
-                let watched = Watched {
-                    reader: id,
-                    index,
-                    guessed_bytes: None,
-                };
-                self.buffer.guesses().watch(file.object, watched);
+                let place = Place { reader: id, index };
+                self.buffer.guesses().watch(file.object, place, None);
             }
         }
+        self.readings.lock().insert(id, reading.clone());
         self.bring_some();
         reading
     }
@@ -189,7 +227,10 @@ impl Ahead {
     }
 
     /// The regular files of a directory; `None`: too many, or it cannot be listed.
-    pub(super) fn list(&self, dir: &Arc<Dir>) -> Option<Listed> {
+    pub(super) fn list(&self, dir: &Arc<Dir>, others: usize) -> Option<Listed> {
+        if self.base.health().is_silent() {
+            return None;
+        }
         let entries = match self.base.ns().list(dir) {
             Ok(entries) => entries,
             Err(error) => {
@@ -204,7 +245,7 @@ impl Ahead {
             .zip(files)
             .map(|(at, entry)| (entry.name, at))
             .collect();
-        if files.len() > FILES_MAX {
+        if files.len() > FILES_MAX || files.len() + others > FILES_OF_ALL_MAX {
             return None;
         }
         files.sort_unstable();

@@ -4,16 +4,18 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use forebay_namespace::Dir;
-use forebay_policy::ahead::Reason;
+use forebay_policy::ahead::{Reason, Worth};
 
 use super::Ahead;
-use super::readers::{Folder, OPENS_MIN};
-use crate::buffer::guesses::Opened;
+use super::readers::{Folder, Listed, OPENS_MIN};
+use crate::buffer::guesses::{Opened, Watched};
 
 /// It looks again after so long, also where nobody opens anything: there may be room again.
 const LOOK_AGAIN: Duration = Duration::from_millis(500);
 /// A folder in which nothing happens for so long is forgotten.
 const FORGOTTEN_AFTER: Duration = Duration::from_secs(600);
+/// After all of a folder has come in, what is opened on the PFS there is new for so long, or has left.
+const ALL_CAME: Duration = Duration::from_secs(60);
 /// A folder whose guesses were in vain is left alone for so long.
 const LEFT_ALONE: Duration = Duration::from_secs(600);
 /// Folders that are remembered.
@@ -27,14 +29,7 @@ pub fn run(ahead: &Arc<Ahead>) {
         for opened in opens {
             match opened {
                 Opened::OnPfs { dir, name } => ahead.opened_on_pfs(&dir, &name),
-                Opened::Watched(watched) => {
-                    let reading = ahead.readings.lock().get(&watched.reader).cloned();
-                    if let Some(reading) = reading {
-                        reading.opened(watched.index, ahead.now_s());
-                        let bytes = watched.guessed_bytes.unwrap_or(0);
-                        reading.worth.lock().hit_bytes += bytes;
-                    }
-                }
+                Opened::Watched(watched) => ahead.opened_here(&watched),
             }
         }
         ahead.take_in_waste();
@@ -47,6 +42,21 @@ pub fn run(ahead: &Arc<Ahead>) {
 }
 
 impl Ahead {
+    fn opened_here(&self, watched: &Watched) {
+        for place in &watched.places {
+            let reading = self.readings.lock().get(&place.reader).cloned();
+            if let Some(reading) = reading {
+                reading.opened(place.index, self.now_s());
+            }
+        }
+        if let Some((reader, bytes)) = watched.guessed {
+            let mut folders = self.folders.lock();
+            if let Some(folder) = folders.values_mut().find(|folder| folder.was_for(reader)) {
+                folder.worth.hit_bytes += bytes;
+            }
+        }
+    }
+
     fn opened_on_pfs(self: &Arc<Self>, dir: &Arc<Dir>, name: &[u8]) {
         let now_s = self.now_s();
         let readings: Vec<_> = self.readings.lock().values().cloned().collect();
@@ -64,8 +74,19 @@ impl Ahead {
     fn learn(self: &Arc<Self>, dir: &Arc<Dir>, name: &[u8]) {
         let mut folders = self.folders.lock();
         if folders.len() >= FOLDERS_MAX && !folders.contains_key(&dir.key) {
-            return;
+            let idle = folders
+                .iter()
+                .filter(|(_, folder)| folder.reading.is_none());
+            let Some(oldest) = idle
+                .min_by_key(|(_, folder)| folder.last)
+                .map(|(key, _)| *key)
+            else {
+                return;
+            };
+            folders.remove(&oldest);
         }
+        let files = |folder: &Folder| folder.listed.as_ref().map_or(0, Listed::len);
+        let others: usize = folders.values().map(files).sum();
         let folder = folders.entry(dir.key).or_insert_with(Folder::new);
         folder.last = Instant::now();
         if folder
@@ -81,7 +102,7 @@ impl Ahead {
                 if folder.first.len() < OPENS_MIN {
                     return;
                 }
-                let Some(mut listed) = self.list(dir) else {
+                let Some(mut listed) = self.list(dir, others) else {
                     folder.left_alone_until = Some(Instant::now() + LEFT_ALONE);
                     return;
                 };
@@ -103,6 +124,7 @@ impl Ahead {
             Some((_, reading)) if reading.reason() == Reason::Epoch || reason != Reason::Epoch => {}
             Some((id, _)) => {
                 self.end(id);
+                folder.ended.push(id);
                 folder.reading = Some(self.begin_folder(dir, reason, listed));
             }
             None => folder.reading = Some(self.begin_folder(dir, reason, listed)),
@@ -117,23 +139,20 @@ impl Ahead {
 
     /// Folders whose guesses leave before anybody reads them are left alone.
     fn take_in_waste(&self) {
-        for (id, bytes) in self.buffer.guesses().take_gone() {
-            let Some(reading) = self.readings.lock().get(&id).cloned() else {
+        for (reader, bytes) in self.buffer.guesses().take_gone() {
+            let mut folders = self.folders.lock();
+            let Some(folder) = folders.values_mut().find(|folder| folder.was_for(reader)) else {
                 continue;
             };
-            let goes_on = {
-                let mut worth = reading.worth.lock();
-                worth.wasted_bytes += bytes;
-                worth.goes_on()
-            };
-            if goes_on || reading.is_list() {
+            folder.worth.wasted_bytes += bytes;
+            if folder.worth.goes_on() {
                 continue;
             }
-            self.end(id);
-            let mut folders = self.folders.lock();
-            if let Some(folder) = folders.values_mut().find(|f| f.reading == Some(id)) {
-                folder.left_alone_until = Some(Instant::now() + LEFT_ALONE);
-                (folder.listed, folder.reading) = (None, None);
+            folder.left_alone_until = Some(Instant::now() + LEFT_ALONE);
+            (folder.listed, folder.worth) = (None, Worth::default());
+            if let Some(id) = folder.reading.take() {
+                folder.ended.push(id);
+                self.end(id);
             }
         }
     }
@@ -152,9 +171,11 @@ impl Ahead {
                 over.extend(folder.reading);
             } else if let Some(reading) = reading.filter(|reading| reading.is_over()) {
                 // All of it is here or was read: what is opened on the PFS from now on is new.
-                over.extend(folder.reading.take());
+                over.extend(folder.reading);
+                folder.ended.extend(folder.reading.take());
                 if reading.reason() == Reason::Epoch {
                     folder.listed = None;
+                    folder.left_alone_until = Some(Instant::now() + ALL_CAME);
                 }
             }
             !is_idle

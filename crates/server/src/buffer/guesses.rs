@@ -25,15 +25,22 @@ pub enum Opened {
     Watched(Watched),
 }
 
-/// A file of the burst buffer whose open somebody wants to hear of.
+/// A place in a list or folder that somebody reads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Watched {
-    /// Whose list or folder it is in.
+pub struct Place {
+    /// Whose list or folder it is.
     pub reader: u64,
-    /// Its place there.
+    /// Where in it.
     pub index: usize,
-    /// It was brought in for that, and nobody has read it yet: its size, bytes.
-    pub guessed_bytes: Option<u64>,
+}
+
+/// A file of the burst buffer whose open somebody wants to hear of.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Watched {
+    /// Who does.
+    pub places: Vec<Place>,
+    /// It was brought in for the first of them, and nobody has read it yet: its size, bytes.
+    pub guessed: Option<(u64, u64)>,
 }
 
 /// Sums since the start, bytes.
@@ -97,7 +104,7 @@ impl Guesses {
         let Some(watched) = self.take(object) else {
             return;
         };
-        if let Some(bytes) = watched.guessed_bytes {
+        if let Some((_, bytes)) = watched.guessed {
             let mut totals = self.totals.lock();
             totals.hit_bytes += bytes;
             self.is_read(&mut totals, bytes);
@@ -111,35 +118,43 @@ impl Guesses {
             return;
         }
         if let Some(watched) = self.take(object)
-            && let Some(bytes) = watched.guessed_bytes
+            && let Some((reader, bytes)) = watched.guessed
         {
             let mut totals = self.totals.lock();
             totals.wasted_bytes += bytes;
             self.is_read(&mut totals, bytes);
             drop(totals);
-            self.gone.lock().push((watched.reader, bytes));
+            self.gone.lock().push((reader, bytes));
         }
     }
 
-    /// The open of a file is to be told.
-    pub fn watch(&self, object: ObjectId, watched: Watched) {
-        if let Some(bytes) = watched.guessed_bytes {
+    /// The open of a file is to be told. `guessed_bytes`: it was brought in for that. Who watches it
+    /// already goes on.
+    pub fn watch(&self, object: ObjectId, place: Place, guessed_bytes: Option<u64>) {
+        let mut all = self.watched.lock();
+        let watched = all.entry(object).or_default();
+        if !watched.places.contains(&place) {
+            watched.places.push(place);
+        }
+        let is_new = watched.guessed.is_none();
+        if let Some(bytes) = guessed_bytes.filter(|_| is_new) {
+            watched.guessed = Some((place.reader, bytes));
             let mut totals = self.totals.lock();
             totals.guessed_bytes += bytes;
             totals.unread_bytes += bytes;
             self.unread_bytes
                 .store(totals.unread_bytes, Ordering::Relaxed);
         }
-        let mut all = self.watched.lock();
-        all.insert(object, watched);
         self.watched_count.store(all.len(), Ordering::Release);
     }
 
-    /// Nobody wants to hear any more of what was there before a reader came; what was brought in
-    /// for it still counts.
+    /// A reader wants to hear no more; what was brought in for it still counts.
     pub fn forget(&self, reader: u64) {
         let mut all = self.watched.lock();
-        all.retain(|_, watched| watched.reader != reader || watched.guessed_bytes.is_some());
+        all.retain(|_, watched| {
+            watched.places.retain(|place| place.reader != reader);
+            !watched.places.is_empty() || watched.guessed.is_some()
+        });
         self.watched_count.store(all.len(), Ordering::Release);
     }
 
@@ -195,21 +210,17 @@ impl Guesses {
 mod tests {
     use super::*;
 
-    fn watched(reader: u64, index: usize, guessed_bytes: Option<u64>) -> Watched {
-        Watched {
-            reader,
-            index,
-            guessed_bytes,
-        }
+    fn place(index: usize) -> Place {
+        Place { reader: 7, index }
     }
 
     #[test]
     fn what_is_read_is_a_hit_and_what_leaves_unread_is_wasted() {
         let guesses = Guesses::default();
         let object = ObjectId;
-        guesses.watch(object(1), watched(7, 0, Some(10)));
-        guesses.watch(object(2), watched(7, 1, Some(20)));
-        guesses.watch(object(3), watched(7, 2, None));
+        guesses.watch(object(1), place(0), Some(10));
+        guesses.watch(object(2), place(1), Some(20));
+        guesses.watch(object(3), place(2), None);
         assert_eq!(guesses.unread_bytes(), 30);
         guesses.opened(object(1));
         guesses.opened(object(1));
@@ -229,7 +240,7 @@ mod tests {
         let told: Vec<usize> = opens
             .iter()
             .map(|opened| match opened {
-                Opened::Watched(watched) => watched.index,
+                Opened::Watched(watched) => watched.places[0].index,
                 Opened::OnPfs { .. } => panic!("nobody opened one"),
             })
             .collect();
@@ -239,12 +250,32 @@ mod tests {
     #[test]
     fn what_was_brought_in_counts_when_its_reader_is_forgotten() {
         let guesses = Guesses::default();
-        guesses.watch(ObjectId(1), watched(7, 0, Some(10)));
-        guesses.watch(ObjectId(2), watched(7, 1, None));
+        guesses.watch(ObjectId(1), place(0), Some(10));
+        guesses.watch(ObjectId(2), place(1), None);
         guesses.forget(7);
         guesses.opened(ObjectId(2));
         assert!(guesses.take_opens(Duration::ZERO).is_empty());
         guesses.opened(ObjectId(1));
         assert_eq!(guesses.totals().hit_bytes, 10);
+    }
+
+    #[test]
+    fn a_second_reader_of_the_same_file_takes_nothing_from_the_first() {
+        let guesses = Guesses::default();
+        let other = Place {
+            reader: 8,
+            index: 3,
+        };
+        guesses.watch(ObjectId(1), place(0), Some(10));
+        guesses.watch(ObjectId(1), other, None);
+        guesses.watch(ObjectId(1), other, Some(10));
+        assert_eq!(guesses.unread_bytes(), 10);
+        guesses.opened(ObjectId(1));
+        assert_eq!(guesses.unread_bytes(), 0);
+        let mut opens = guesses.take_opens(Duration::ZERO);
+        let Some(Opened::Watched(watched)) = opens.pop_front() else {
+            panic!("not told");
+        };
+        assert_eq!(watched.places, [place(0), other]);
     }
 }

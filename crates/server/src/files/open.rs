@@ -269,7 +269,9 @@ impl Files {
             let handle = self.buffer.opens().add(&claim, &open, flags);
             let joined = self.join(&open, flags, near);
             let content = self.content_of(&open);
-            self.tell_reader(&open, flags);
+            if joined.is_ok() {
+                self.tell_reader(&open, flags);
+            }
             drop(claim);
             return match joined {
                 Ok(way) => Ok(opened(handle, way, content)),
@@ -314,7 +316,7 @@ impl Files {
 
     /// Who brings files in ahead of programs hears of those that are opened to be read.
     fn tell_reader(&self, open: &OpenFile, flags: OpenFlags) {
-        if !flags.reads() || flags.writes() {
+        if !flags.reads() {
             return;
         }
         let guesses = self.buffer.guesses();

@@ -68,6 +68,14 @@ impl Files {
         None
     }
 
+    /// The tier with room for a file for which nothing leaves.
+    pub fn free_room(&self, origin: Origin, file: &NewFile) -> Option<TierId> {
+        match choose_tier(&self.spaces_for(origin, file), file) {
+            Placement::Tier(index) => Some(TierId(index as u8)),
+            Placement::Pfs | Placement::Wait => None,
+        }
+    }
+
     /// The tier for a new file. Where none has room, but demotion will make some, it is created in
     /// a tier all the same and its writes wait there ([`Files::admit`]); else the overflow.
     pub fn place_new(&self, origin: Origin, file: &NewFile) -> Result<TierId, Failure> {

@@ -37,6 +37,18 @@ impl Files {
         empty: bool,
         moved: &(dyn Fn(u64) + Sync),
     ) -> Result<BroughtIn, Failure> {
+        self.bring_in_as(dir, name, (id, writer), (empty, true), moved)
+    }
+
+    /// The same; only if it `may_evict`, others leave for it.
+    fn bring_in_as(
+        &self,
+        dir: &Arc<Dir>,
+        name: &[u8],
+        (id, writer): (Option<PfsId>, Option<Process>),
+        (empty, may_evict): (bool, bool),
+        moved: &(dyn Fn(u64) + Sync),
+    ) -> Result<BroughtIn, Failure> {
         let path = dir.path_of(name);
         let handle = self.ns.open_dir(dir)?;
         let opened = self.ns.pfs().open_file(&handle, name, false);
@@ -54,7 +66,7 @@ impl Files {
             return Err(Errno::EMLINK.into());
         }
         let bytes = if empty { 0 } else { stat.size };
-        let tier = self.tier_to_come_in((&path, writer), bytes, empty)?;
+        let tier = self.tier_to_come_in((&path, writer), bytes, (empty, may_evict))?;
         // Without a record it is no file to a start: the PFS has it.
         let object_id = self.new_id()?.object();
         self.buffer.arrive(object_id, tier, 0, empty);
@@ -68,7 +80,9 @@ impl Files {
             ledger.try_hold(object_id, tier, 0, bytes, empty)
         };
         let held = hold().or_else(|refused| match refused {
-            Refused::Limit { .. } if self.make_space_for(tier, refused, bytes) > 0 => hold(),
+            Refused::Limit { .. } if may_evict && self.make_space_for(tier, refused, bytes) > 0 => {
+                hold()
+            }
             refused => Err(refused),
         });
         if held.is_err() {
@@ -78,6 +92,7 @@ impl Files {
         let mut made = self.fill(dir, name, object_id, tier, &source, &stat, empty, moved);
         if let Err(failure) = &made
             && failure.errno() == Errno::ENOSPC
+            && may_evict
             && self.remove_partial(object_id, tier)
         {
             // The file system below had less than its tier was promised: make room and try again.
@@ -107,17 +122,19 @@ impl Files {
         Ok((file, object, tier))
     }
 
-    /// Brings a file of the PFS in as a clean copy, unless somebody writes it where it is.
+    /// Brings a file of the PFS in as a clean copy, unless somebody writes it where it is. Only if
+    /// it `may_evict`, others leave for it.
     pub fn stage_in(
         &self,
         dir: &Arc<Dir>,
         name: &[u8],
+        may_evict: bool,
         moved: &(dyn Fn(u64) + Sync),
     ) -> Result<Arc<File>, Failure> {
         if (self.ino_on_pfs(dir, name)).is_some_and(|ino| self.is_written_in_place(ino)) {
             return Err(written_in_place());
         }
-        let (file, ..) = self.bring_in(dir, name, (None, None), false, moved)?;
+        let (file, ..) = self.bring_in_as(dir, name, (None, None), (false, may_evict), moved)?;
         // Who chose to write it in place before it was here has done so by now: see
         // `prepare_change`. What cannot be evicted at once is clean, and gives way when somebody
         // looks at it.
@@ -145,7 +162,7 @@ impl Files {
         &self,
         (path, writer): (&[u8], Option<Process>),
         bytes: u64,
-        empty: bool,
+        (empty, may_evict): (bool, bool),
     ) -> Result<TierId, Failure> {
         let new = NewFile {
             predicted_bytes: Some(bytes),
@@ -153,10 +170,11 @@ impl Files {
             series_fsyncs: false,
         };
         let origin = self.origin(writer, path);
-        match empty {
-            true => self.place_new(origin, &new),
+        match (empty, may_evict) {
+            (true, _) => self.place_new(origin, &new),
             // A copy that is not needed yet waits for nobody's space.
-            false => Ok(self.find_room(origin, &new).ok_or(Errno::ENOSPC)?),
+            (false, true) => Ok(self.find_room(origin, &new).ok_or(Errno::ENOSPC)?),
+            (false, false) => Ok(self.free_room(origin, &new).ok_or(Errno::ENOSPC)?),
         }
     }
 

@@ -27,6 +27,11 @@ const RUNNING_PER_USER_MAX: usize = 8;
 
 const RUNNING_OTHERS_MAX: usize = 64;
 
+/// Lists of files that programs of one user work through, and those of all.
+const LISTS_PER_USER_MAX: usize = 8;
+
+const LISTS_MAX: usize = 64;
+
 /// Jobs of one user that can be asked for, finished ones included.
 const KEPT_PER_USER_MAX: usize = 64;
 
@@ -154,7 +159,11 @@ impl Jobs {
     fn add(&self, asker: &Asker, movement: Movement) -> Result<Arc<Job>, Errno> {
         let (uid, trusted) = (asker.uid(), asker.is_trusted());
         let mut jobs = self.jobs.lock();
-        let running = jobs.values().filter(|job| !job.is_finished());
+        if movement == Movement::Ahead {
+            make_way_for_list(&jobs, uid);
+        }
+        let counts = |job: &&Arc<Job>| job.movement != Movement::Ahead && !job.is_finished();
+        let running = jobs.values().filter(counts);
         let (mut own, mut alike) = (0, 0);
         for job in running {
             own += usize::from(job.uid == uid);
@@ -164,7 +173,7 @@ impl Jobs {
             true => alike >= RUNNING_TRUSTED_MAX,
             false => own >= RUNNING_PER_USER_MAX || alike >= RUNNING_OTHERS_MAX,
         };
-        if is_full {
+        if is_full && movement != Movement::Ahead {
             return Err(Errno::EAGAIN);
         }
         forget_oldest(&mut jobs, KEPT_PER_USER_MAX, &|job| job.uid == uid);
@@ -187,6 +196,26 @@ impl Jobs {
         });
         jobs.insert(id, job.clone());
         Ok(job)
+    }
+}
+
+/// Of too many lists of files, those that were ordered first end: their programs have read them, or
+/// will not. They hold up no other movement.
+fn make_way_for_list(jobs: &HashMap<u64, Arc<Job>>, uid: u32) {
+    let lists = || {
+        let is_list = |job: &&Arc<Job>| job.movement == Movement::Ahead;
+        let live = |job: &&Arc<Job>| !job.is_finished() && !job.cancelled.load(Ordering::Acquire);
+        jobs.values().filter(is_list).filter(live)
+    };
+    let own = || lists().filter(|job| job.uid == uid);
+    let end_first = |job: Option<&Arc<Job>>| {
+        job.into_iter()
+            .for_each(|job| job.cancelled.store(true, Ordering::Release));
+    };
+    if own().count() >= LISTS_PER_USER_MAX {
+        end_first(own().min_by_key(|job| job.id));
+    } else if lists().count() >= LISTS_MAX {
+        end_first(lists().min_by_key(|job| job.id));
     }
 }
 

@@ -1,5 +1,6 @@
 //! A list of files that a program works through: they come in ahead of it.
 
+use std::collections::HashSet;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
@@ -12,9 +13,20 @@ use crate::orders::walk::Visited;
 const LOOK: Duration = Duration::from_millis(50);
 /// A program that opens nothing for so long does not come any more.
 const GIVEN_UP_AFTER: Duration = Duration::from_secs(3600);
+/// One that has opened the last file may still come back for some before it, for so long.
+const AT_THE_END: Duration = Duration::from_secs(60);
 
-/// Goes on until the program has read all of them. Those that it has not read then are left.
-pub(super) fn run(orders: &Orders, job: &Job, work: Vec<Visited>) {
+/// Goes on until the program has read all of them.
+pub(super) fn run(orders: &Orders, job: &Job, mut work: Vec<Visited>) {
+    let mut known = HashSet::new();
+    // Named twice, it is read twice, and comes in once.
+    work.retain(|visited| {
+        let is_new = known.insert(visited.path());
+        if !is_new {
+            job.progress.lock().files_done += 1;
+        }
+        is_new
+    });
     let item = |visited: &Visited| Item {
         dir: visited.dir.clone(),
         name: visited.name.clone(),
@@ -22,16 +34,23 @@ pub(super) fn run(orders: &Orders, job: &Job, work: Vec<Visited>) {
     let reading = orders.ahead.begin_list(work.iter().map(item).collect());
     let is_ended = || job.cancelled.load(Ordering::Acquire) || orders.base.is_ending();
     let mut read = 0;
-    while read < work.len() && !is_ended() && reading.idle() < GIVEN_UP_AFTER {
-        orders.base.life().pause(LOOK);
+    loop {
         let (now, bytes) = reading.progress();
         job.progress.lock().files_done += (now - read) as u64;
         job.bytes_done.store(bytes, Ordering::Relaxed);
         read = now;
+        let patience = match reading.has_reached_end() {
+            true => AT_THE_END,
+            false => GIVEN_UP_AFTER,
+        };
+        if reading.is_done() || is_ended() || reading.idle() >= patience {
+            break;
+        }
+        orders.base.life().pause(LOOK);
     }
     orders.ahead.end_list(&reading);
     for (index, visited) in work.iter().enumerate() {
-        if !reading.has_read(index) {
+        if is_ended() && !reading.has_read(index) {
             left(job, visited.path());
         }
     }

@@ -277,7 +277,9 @@ fn stage_in(
     visited: &Visited,
     moved: &(dyn Fn(u64) + Sync),
 ) -> Result<(), Failure> {
-    let staged = orders.files.stage_in(&visited.dir, &visited.name, moved);
+    let staged = orders
+        .files
+        .stage_in(&visited.dir, &visited.name, true, moved);
     let staged = staged.map_err(|failure| match failure.errno() {
         Errno::ENOSPC => failure
             .about("no room in the burst buffer: everything there is in use or not drained yet"),
