@@ -19,12 +19,19 @@ use rustix::io::Errno;
 /// How often a held operation looks whether it may go on.
 const LOOK_EVERY: Duration = Duration::from_millis(2);
 
-/// The folder, if there is one.
-pub struct Faults(Option<PathBuf>);
+/// The folder, if there is one, and how long an answer takes.
+pub struct Faults(Option<PathBuf>, Duration);
 
 impl Faults {
-    pub fn new(folder: Option<PathBuf>) -> Faults {
-        Faults(folder)
+    pub fn new(folder: Option<PathBuf>, latency: Duration) -> Faults {
+        Faults(folder, latency)
+    }
+
+    /// As far away as a server is: to be called where one would be asked.
+    pub fn travel(&self) {
+        if !self.1.is_zero() {
+            std::thread::sleep(self.1);
+        }
     }
 
     /// Whether faults can be told.

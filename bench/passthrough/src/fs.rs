@@ -63,10 +63,10 @@ impl PassThrough {
     pub fn new(
         root: OwnedFd,
         passthrough: bool,
-        faults: Option<PathBuf>,
+        (faults, latency): (Option<PathBuf>, Duration),
         squash: Option<u32>,
     ) -> io::Result<Self> {
-        let faults = Faults::new(faults);
+        let faults = Faults::new(faults, latency);
         Ok(Self {
             ttl: match faults.are_on() {
                 true => Duration::ZERO,
@@ -229,6 +229,7 @@ impl Filesystem for PassThrough {
     }
 
     fn lookup(&self, _request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
+        self.faults.travel();
         check!(reply, self.faults.before("lookup", name));
         let dir = check!(reply, self.table.dir(parent));
         let (stat, pin) = check!(reply, self.table.find(&dir, name));
@@ -325,6 +326,7 @@ impl Filesystem for PassThrough {
     }
 
     fn open(&self, _request: &Request, ino: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
+        self.faults.travel();
         let file = match check!(reply, self.table.place(ino)) {
             Place::Open(open) => open,
             _ => {
@@ -352,6 +354,7 @@ impl Filesystem for PassThrough {
         _lock_owner: Option<LockOwner>,
         reply: ReplyData,
     ) {
+        self.faults.travel();
         thread_local! {
             static BUFFER: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
         }

@@ -14,6 +14,7 @@ use std::io;
 use std::mem::MaybeUninit;
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::time::Duration;
 
 use clap::Parser;
 use fuser::{BackgroundSession, Config, MountOption, SessionACL};
@@ -44,6 +45,10 @@ struct Args {
     /// All files belong to this user, and cannot be given to another, as with NFS and `all_squash`
     #[arg(long, hide = true, value_name = "UID")]
     squash: Option<u32>,
+    /// Milliseconds that a lookup, an open and a read take longer, as with a server far away;
+    /// wants --plain and many threads
+    #[arg(long, value_name = "MS", default_value_t = 0)]
+    latency: u64,
     /// Give each thread a descriptor of its own on /dev/fuse
     #[arg(long)]
     clone_fd: bool,
@@ -84,7 +89,12 @@ fn run(args: &Args) -> io::Result<()> {
     config.n_threads = Some(usize::from(args.threads));
     config.clone_fd = args.clone_fd;
     let session = fuser::spawn_mount(
-        fs::PassThrough::new(source.into(), !args.plain, args.faults.clone(), args.squash)?,
+        fs::PassThrough::new(
+            source.into(),
+            !args.plain,
+            (args.faults.clone(), Duration::from_millis(args.latency)),
+            args.squash,
+        )?,
         &args.mountpoint,
         &config,
     )
