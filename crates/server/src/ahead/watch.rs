@@ -14,7 +14,7 @@ use crate::buffer::guesses::{Opened, Watched};
 const LOOK_AGAIN: Duration = Duration::from_millis(500);
 /// A folder in which nothing happens for so long is forgotten.
 const FORGOTTEN_AFTER: Duration = Duration::from_secs(600);
-/// After all of a folder has come in, what is opened on the PFS there is new for so long, or has left.
+/// After all of a folder has come in, it is not listed again for so long.
 const ALL_CAME: Duration = Duration::from_secs(60);
 /// A folder whose guesses were in vain is left alone for so long.
 const LEFT_ALONE: Duration = Duration::from_secs(600);

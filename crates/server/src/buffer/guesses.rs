@@ -128,8 +128,8 @@ impl Guesses {
         }
     }
 
-    /// The open of a file is to be told. `guessed_bytes`: it was brought in for that. Who watches it
-    /// already goes on.
+    /// The open of a file is to be told. `guessed_bytes`: it was brought in for that. Who watches
+    /// it already goes on.
     pub fn watch(&self, object: ObjectId, place: Place, guessed_bytes: Option<u64>) {
         let mut all = self.watched.lock();
         let watched = all.entry(object).or_default();

@@ -4,7 +4,7 @@ use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
 use forebay_tiers::Object;
-use forebay_types::{Handle, TimeSpec};
+use forebay_types::{Handle, OpenFlags, TimeSpec};
 use forebay_wire::{ContentVersion, Descriptor, ObjectKey, ObjectPlace, OpenMode, Opened};
 
 use crate::base::failure::Failure;
@@ -63,6 +63,18 @@ pub(super) struct Content {
 }
 
 impl Files {
+    /// Who brings files in ahead of programs hears of those that are opened to be read.
+    pub(super) fn tell_reader(&self, open: &OpenFile, flags: OpenFlags) {
+        if !flags.reads() {
+            return;
+        }
+        let guesses = self.buffer.guesses();
+        match &*open.target.read() {
+            Target::Buffer { file, .. } => guesses.opened(file.object),
+            Target::Pfs { node, .. } => guesses.opened_on_pfs(&node.parent, &node.name),
+        }
+    }
+
     /// Which content an open file has, its new handle included in the counts. `None` while anybody
     /// has it open for writing or the kernel may write it: what is read then is nobody's content.
     pub(super) fn content_of(&self, open: &OpenFile) -> Option<Content> {

@@ -314,18 +314,6 @@ impl Files {
         Ok(opened(handle, way, content))
     }
 
-    /// Who brings files in ahead of programs hears of those that are opened to be read.
-    fn tell_reader(&self, open: &OpenFile, flags: OpenFlags) {
-        if !flags.reads() {
-            return;
-        }
-        let guesses = self.buffer.guesses();
-        match &*open.target.read() {
-            Target::Buffer { file, .. } => guesses.opened(file.object),
-            Target::Pfs { node, .. } => guesses.opened_on_pfs(&node.parent, &node.name),
-        }
-    }
-
     /// Whether a file of the burst buffer has taken the name of one on the PFS, and is going to
     /// replace it there: what was changed in place until then would look like an outsider's doing.
     fn is_replaced(&self, open: &OpenFile) -> bool {
