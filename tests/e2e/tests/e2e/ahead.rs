@@ -79,6 +79,38 @@ fn command_prefetch_list_brings_files_in_ahead_of_who_reads_them_in_that_order()
 }
 
 #[test]
+fn command_prefetch_list_ends_with_what_can_be_read_of_it() {
+    let cluster = with_files(8, "[engine]\nread_ahead = \"0%\"");
+    // Some are named twice, one goes, one is here before, and two lists have the same.
+    cluster.on_path(&["stage-in"], name(2)).ok();
+    let order: Vec<u64> = (0..8).chain(0..4).collect();
+    let list = list(&cluster, &order, "");
+    let list = list.to_str().expect("UTF-8");
+    cluster.cli(&["prefetch", "--list", list]).ok();
+    cluster.cli(&["prefetch", "--list", list]).ok();
+    let others = 7 * FILE_BYTES;
+    wait_until("all are there", || {
+        ahead(&cluster, "unread_bytes") == others
+    });
+    fs::remove_file(cluster.mnt(name(5))).expect("unlink");
+    for n in (0..8).filter(|n| *n != 5) {
+        read(&cluster, n);
+    }
+    assert_eq!(ahead(&cluster, "unread_bytes"), 0);
+    wait_until("the lists end", || ahead(&cluster, "lists") == 0);
+    assert_eq!(ahead(&cluster, "hit_bytes"), others - FILE_BYTES);
+    assert_eq!(ahead(&cluster, "wasted_bytes"), FILE_BYTES);
+    // More than a list may have is refused, and said.
+    let lines: Vec<u64> = vec![0; 4097];
+    let long = self::list(&cluster, &lines, "");
+    let said = cluster.cli(&["prefetch", "--list", long.to_str().expect("UTF-8")]);
+    assert!(
+        said.code == 1 && said.stderr.contains("4096 at most"),
+        "{said:?}"
+    );
+}
+
+#[test]
 fn command_prefetch_list_brings_nobody_files_that_others_may_not_read() {
     if needs_root() {
         return;
@@ -115,6 +147,8 @@ fn promise_9_what_follows_in_a_folder_is_there_before_it_is_asked_for() {
     }
     wait_until("what follows", || is_here(&cluster, 118));
     assert!(!is_here(&cluster, 99) && !is_here(&cluster, 300));
+    // The streak began in the midst of the folder.
+    (0..12).for_each(|n| assert!(!is_here(&cluster, n), "{n}"));
     // A program that goes on meets them, and is followed.
     for n in 110..160 {
         wait_until("the next one", || is_here(&cluster, n));

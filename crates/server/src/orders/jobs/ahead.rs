@@ -14,7 +14,7 @@ const LOOK: Duration = Duration::from_millis(50);
 /// A program that opens nothing for so long does not come any more.
 const GIVEN_UP_AFTER: Duration = Duration::from_secs(3600);
 /// One that has opened the last file may still come back for some before it, for so long.
-const AT_THE_END: Duration = Duration::from_secs(60);
+const AT_THE_END: Duration = Duration::from_secs(10);
 
 /// Goes on until the program has read all of them.
 pub(super) fn run(orders: &Orders, job: &Job, mut work: Vec<Visited>) {
