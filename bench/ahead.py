@@ -16,8 +16,9 @@ import sys
 import time
 from pathlib import Path
 
-from slowpfs import slow_pfs
 from systems import Failure, Forebay, Programs, ROOT, is_mounted, run, say, stop, workspace
+
+from slowpfs import slow_pfs  # noqa: E402 isort:skip: `systems` knows the way to it
 
 MIB = 1 << 20
 
@@ -101,7 +102,7 @@ def epoch(args, programs, base):
             config = base / "ahead.toml"
             config.write_text("[demotion]\nidle = false\n")
             capacity = 5 * len(names) * size // MIB
-            with Forebay(args.forebay, far.path, base / "mnt", base / "state", ["--dram", f"{capacity}MiB", "--config", config]) as forebay:
+            with Forebay(args.forebay, far.path, base / "mnt", base / f"state-{len(figures)}", ["--dram", f"{capacity}MiB", "--config", config]) as forebay:
                 spans_s = []
                 for number in (1, 2):
                     drop_caches()
@@ -131,7 +132,7 @@ def listed(args, base):
         for how in ("list", "memory"):
             config = base / "ahead.toml"
             config.write_text("[engine]\nread_ahead = \"0%\"\n")
-            with Forebay(args.forebay, pfs, base / "mnt", base / "state", ["--dram", f"{3 * count * size // MIB}MiB", "--config", config]) as forebay:
+            with Forebay(args.forebay, pfs, base / "mnt", base / f"state-{how}", ["--dram", f"{3 * count * size // MIB}MiB", "--config", config]) as forebay:
                 drop_caches()
                 if how == "list":
                     order = base / "order.txt"
