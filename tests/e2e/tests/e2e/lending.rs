@@ -162,7 +162,7 @@ fn assert_nothing_is_lost(cluster: &Cluster) {
 }
 
 #[test]
-fn lend_takes_memory_back_beside_programs_that_read_and_write() {
+fn promise_5_lend_takes_memory_back_beside_programs_that_read_and_write() {
     if needs_root() {
         return;
     }
@@ -170,7 +170,7 @@ fn lend_takes_memory_back_beside_programs_that_read_and_write() {
 }
 
 #[test]
-fn lend_takes_memory_back_beside_programs_whose_files_the_kernel_has() {
+fn promise_5_lend_takes_memory_back_beside_programs_whose_files_the_kernel_has() {
     if needs_root() {
         return;
     }
@@ -178,7 +178,7 @@ fn lend_takes_memory_back_beside_programs_whose_files_the_kernel_has() {
 }
 
 #[test]
-fn lend_is_kept_over_a_kill_and_waits_until_memory_is_free() {
+fn command_lend_is_kept_over_a_kill_and_waits_until_memory_is_free() {
     if needs_root() {
         return;
     }
@@ -210,7 +210,7 @@ fn lend_is_kept_over_a_kill_and_waits_until_memory_is_free() {
 }
 
 #[test]
-fn lend_and_its_bounds_refuse_what_makes_no_sense() {
+fn bad_input_lend_and_its_bounds_refuse_what_makes_no_sense() {
     let fixed = Cluster::builder().dram("64MiB").up();
     let output = fixed.on_state(&["lend", "1GiB"]);
     assert_eq!(output.code, 1);
