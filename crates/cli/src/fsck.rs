@@ -337,12 +337,10 @@ fn render(report: &FsckReport, dry_run: bool, asked: Asked) -> String {
     let is_counted = |finding: &Finding| finding.repaired && finding.kind == CLEAN_COPY_GONE;
     let named = report.findings.iter().filter(|f| !is_counted(f));
     for finding in named {
-        let done = match (dry_run, finding.repaired, &*finding.kind) {
-            (true, true, CONTENT_LOST) => "would be given up",
-            (false, true, CONTENT_LOST) => "given up",
-            (true, true, _) => "would be repaired",
-            (false, true, _) => "repaired",
-            (_, false, _) => "NOT repaired",
+        let done = match (dry_run, finding.repaired) {
+            (true, true) => "would be repaired",
+            (false, true) => "repaired",
+            (_, false) => "NOT repaired",
         };
         let subject = show_path(&finding.subject);
         text.push_str(&format!(
