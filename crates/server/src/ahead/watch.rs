@@ -85,8 +85,14 @@ impl Ahead {
             };
             folders.remove(&oldest);
         }
+        let is_to_be_listed = folders
+            .get(&dir.key)
+            .is_some_and(|folder| folder.listed.is_none() && folder.first.len() + 1 >= OPENS_MIN);
         let files = |folder: &Folder| folder.listed.as_ref().map_or(0, Listed::len);
-        let others: usize = folders.values().map(files).sum();
+        let others = match is_to_be_listed {
+            true => folders.values().map(files).sum(),
+            false => 0,
+        };
         let folder = folders.entry(dir.key).or_insert_with(Folder::new);
         folder.last = Instant::now();
         if folder
