@@ -2,7 +2,7 @@
 """Files that come in before a program asks for them, against the slow PFS itself.
 
     epoch   a folder of small files on a PFS that is far away (a delay for each lookup, open and read): a training run reads all of it, twice,
-            in the order of their names and, once more, in no order
+            in the order of their names and, once more, in no order, each with and without a rule that trusts the copies (`trust`)
     list    files of a PFS that is narrow (a limited device): a program reads a list of them and computes in between, without Forebay, with
             `prefetch --list`, and with all of them in memory before
 """
@@ -98,9 +98,10 @@ def epoch(args, programs, base):
         drop_caches()
         pfs_s = read_all(far.path / "data", sample, size) * len(names) / len(sample)
         say(f"the PFS itself: {pfs_s:.1f} s per epoch (from {len(sample)} files)")
-        for order, files in [("by name", names), ("in no order", mixed)]:
+        trusted = "[[rule]]\npath = \"/**\"\ntrust = \"1h\"\n"
+        for order, files, rules in [("by name", names, ""), ("in no order", mixed, ""), ("by name, trusted", names, trusted), ("in no order, trusted", mixed, trusted)]:
             config = base / "ahead.toml"
-            config.write_text("[demotion]\nidle = false\n")
+            config.write_text(f"[demotion]\nidle = false\n{rules}")
             capacity = 5 * len(names) * size // MIB
             with Forebay(args.forebay, far.path, base / "mnt", base / f"state-{len(figures)}", ["--dram", f"{capacity}MiB", "--config", config]) as forebay:
                 spans_s = []

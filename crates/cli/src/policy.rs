@@ -99,6 +99,7 @@ fn rule_json(rule: &RuleInForce) -> Value {
         "locality": rule.locality,
         "servers": rule.servers,
         "racks": rule.racks,
+        "trust_s": rule.trust_ms.map(|ms| ms as f64 / 1e3),
     })
 }
 
@@ -117,14 +118,15 @@ fn in_words(rule: &RuleInForce) -> String {
         (!list.is_empty()).then(|| format!("{name} {}", list.join(", ")))
     };
     let named = |name: &str, value: &Option<String>| Some(format!("{name} {}", value.as_ref()?));
-    let mtbf = rule.mtbf_ms.map(Duration::from_millis).map(format_duration);
+    let in_words = |ms: Option<u64>| ms.map(Duration::from_millis).map(format_duration);
     let parts = [
         named("durability", &rule.durability),
-        named("mtbf", &mtbf),
+        named("mtbf", &in_words(rule.mtbf_ms)),
         named("group", &rule.group),
         named("locality", &rule.locality),
         numbers("servers", &rule.servers),
         numbers("racks", &rule.racks),
+        named("trust", &in_words(rule.trust_ms)),
     ];
     let parts: Vec<String> = parts.into_iter().flatten().collect();
     match parts.is_empty() {

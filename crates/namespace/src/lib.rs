@@ -59,5 +59,6 @@ pub use record::{
 pub use residency::{Arrival, Migration};
 pub use rights::{Deed, NOBODY, Rights, Who};
 pub use table::{Node, PlainNode};
+pub use tree::lastlook::Trust;
 pub use tree::state::ctime_after;
 pub use tree::{Dir, File, FileFacts, FileState, Hidden, Name, Place};

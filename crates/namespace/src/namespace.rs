@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, OnceLock, Weak};
 
 use forebay_kv::{Durability, Store};
 use forebay_tiers::{PfsDir, PfsId, PfsStat, PfsTree};
@@ -23,6 +23,7 @@ use crate::record::{self, DirKey, DirRecord, FileRecord, Intent, NamelessRecord}
 use crate::table::{Node, Table};
 use crate::tree::Dir;
 use crate::tree::handles::Handles;
+use crate::tree::lastlook::Trust;
 use crate::tree::{File, FileState};
 
 mod objects;
@@ -104,9 +105,17 @@ pub struct Namespace {
     pub(crate) left: Mutex<Left>,
     pub(crate) owed_times: OwedTimes,
     pub(crate) holders: Holders,
+    pub(crate) trust: OnceLock<Trust>,
 }
 
 impl Namespace {
+    /// Has clean copies taken as what the PFS has for so long after a look there, by their paths.
+    /// Said once, before anything is looked up.
+    pub fn trust_by(&self, trust: Trust) {
+        let said_before = self.trust.set(trust).is_err();
+        debug_assert!(!said_before, "said twice");
+    }
+
     /// Opens the tree over `pfs` with the records in `store`.
     pub fn open(
         pfs: PfsTree,
@@ -147,6 +156,7 @@ impl Namespace {
             versions: Mutex::default(),
             landing: RwLock::new(()),
             conflicts: Mutex::default(),
+            trust: OnceLock::new(),
             unsaved: Mutex::new(Vec::new()),
             saving: Mutex::new(()),
             unrecorded: Mutex::default(),

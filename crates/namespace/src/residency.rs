@@ -11,6 +11,7 @@
 //! Promise kept here: only a clean file is evicted. How a dirty one becomes clean: `publish`.
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use forebay_kv::Durability;
 use forebay_tiers::{PfsStat, Sums};
@@ -162,6 +163,7 @@ impl Namespace {
         if dir.child(name).is_some() {
             return Err(Errno::EEXIST.into());
         }
+        let begun = Instant::now();
         let now = self
             .pfs
             .stat(&self.open_dir(dir)?, name)
@@ -189,6 +191,7 @@ impl Namespace {
         let names = (vec![(dir.clone(), name.clone())], None);
         let state = FileState::new(names, meta, xattrs, residency);
         let file = Arc::new(File::new(arrival.object, ino, state));
+        file.looked_at.set(begun);
         let mut batch = Batch::new();
         self.put_dirs(&mut batch, dir)?;
         self.put_file(&mut batch, &file, &file.lock())?;

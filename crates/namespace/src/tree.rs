@@ -17,10 +17,12 @@ use parking_lot::Mutex;
 use crate::empty_dirs::EmptyDirs;
 use crate::record::{DirKey, Meta, Residency, Temporary, Unplaced, Xattrs};
 use crate::times::DirTimes;
+use crate::tree::lastlook::LastLook;
 
 mod dir;
 mod file;
 pub(crate) mod handles;
+pub(crate) mod lastlook;
 pub(crate) mod state;
 pub(crate) mod transition;
 
@@ -117,6 +119,8 @@ pub struct File {
     copying: Mutex<()>,
     /// So many wait for that.
     copy_wanted: AtomicUsize,
+    /// When the PFS was last seen to have what is published.
+    pub(crate) looked_at: LastLook,
     state: Mutex<FileState>,
 }
 

@@ -1,7 +1,7 @@
 //! Opens a state folder: reads what earlier runs have left, and gives every room those below it.
 
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use forebay_holder::Claim;
 use forebay_namespace::{Loaded, Namespace};
@@ -316,6 +316,11 @@ fn wire_up(
     );
     let base = Arc::new(Base::new(settings, ns, epoch, started));
     let catalog = Arc::new(Catalog::new(&base, durability));
+    let rules = Arc::downgrade(&catalog);
+    base.ns().trust_by(Box::new(move |path| {
+        let catalog = rules.upgrade();
+        catalog.map_or(Duration::ZERO, |catalog| catalog.trust_of(path))
+    }));
     let buffer = Arc::new(Buffer::new(&base, &catalog, tiers));
     let integrity = Arc::new(Integrity::new(&base, &catalog, &buffer, scrub));
     let learned = (engine, learning, dedicated);

@@ -256,6 +256,7 @@ fn what_may_lie_on_no_other_node_is_drained_and_all_else_moves() {
             servers: servers.iter().copied().map(HolderId).collect(),
             racks: Vec::new(),
         }),
+        trust: None,
     };
     // Nothing was drained yet, and nobody says how fast that is: half would move.
     servers.settings.engine.bandwidths = None;

@@ -372,6 +372,7 @@ fn a_status_tells_what_earlier_runs_have_counted_and_what_is_left_unpublished() 
         mtbf: None,
         placement: None,
         group: Some(GroupMode::Commit),
+        trust: None,
     }];
     let running = Running::start(&settings, true);
     running.put(b"file", &vec![7; MIB]);

@@ -525,6 +525,7 @@ fn the_first_checkpoint_of_an_application_is_placed_by_its_own_mtbf() {
         mtbf: Some(Duration::from_secs(mtbf_s)),
         placement: None,
         group: None,
+        trust: None,
     };
     settings.rules = vec![rule("often", 600), rule("some", 6000), rule("rare", 60_000)];
     let running = Running::start(&settings, false);

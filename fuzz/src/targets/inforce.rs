@@ -28,6 +28,7 @@ pub fn in_force() -> InForce {
         locality: Some("spread".into()),
         servers: vec![2, 3],
         racks: vec![1],
+        trust_ms: Some(60_000),
     };
     use Whose::{EachGroup, EachUser, Group, User};
     InForce {

@@ -104,6 +104,7 @@ fn rules(input: &[u8]) {
         mtbf: None,
         group: Some(GroupMode::Commit),
         placement: None,
+        trust: None,
     };
     let rules: Vec<PathRule> = patterns.lines().take(RULES_MAX).map(rule).collect();
     let rules = Rules::new(&rules);

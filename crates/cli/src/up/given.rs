@@ -134,6 +134,7 @@ pub struct Rule {
     pub locality: Option<Vicinity>,
     pub servers: Option<Spanned<Vec<Spanned<Count>>>>,
     pub racks: Option<Spanned<Vec<Spanned<String>>>>,
+    pub trust: Option<Span>,
 }
 
 impl Rule {

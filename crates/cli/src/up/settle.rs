@@ -200,6 +200,7 @@ fn path_rule(rule: Rule) -> Result<PathRule, Failure> {
         group: rule.group.map(Into::into),
         // Known to who knows the servers.
         placement: None,
+        trust: rule.trust.map(Into::into),
     };
     check_rule(&rule)
         .map_err(|why| Failure::fatal(format!("up: rule path '{}': {why}", rule.pattern)))?;

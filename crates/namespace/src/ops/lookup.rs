@@ -4,6 +4,7 @@
 //! shown regardless: it is newer than anything there, and its demotion will notice a conflict.
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use forebay_tiers::{PfsDir, PfsId, PfsStat, PfsTree};
 use forebay_types::{Attr, Errno, FileKind, Ino, check_name};
@@ -108,7 +109,7 @@ impl Namespace {
         remember: bool,
     ) -> Result<Found, NsError> {
         while let Some(file) = dir.child(name) {
-            if !self.still_valid(dir, name, &file)? {
+            if !self.is_trusted(dir, name, &file) && !self.still_valid(dir, name, &file)? {
                 break;
             }
             // With the directory's lock held, it is not evicted meanwhile.
@@ -160,6 +161,19 @@ impl Namespace {
         })
     }
 
+    /// Whether the last look at the PFS is young enough for what is said of this path. A copy whose
+    /// file the PFS lost meanwhile, or has in another version, is shown until then; what is changed
+    /// under its name looks first.
+    fn is_trusted(&self, dir: &Dir, name: &[u8], file: &File) -> bool {
+        let Some(age) = file.looked_at.age() else {
+            return false;
+        };
+        self.trust.get().is_some_and(|trust| {
+            let path = || dir.path_of(name);
+            age < trust(&path)
+        })
+    }
+
     /// Whether a burst-buffer file may still be shown under this name; a clean copy of something
     /// that is no longer on the PFS is dropped.
     pub(crate) fn still_valid(
@@ -185,8 +199,12 @@ impl Namespace {
             }
             Err(error) => return self.serve_unchecked(file, error),
         };
+        let begun = Instant::now();
         match self.pfs.stat_now(&handle, name) {
-            Ok(stat) if published.is_some_and(|p| p.is(&stat)) => return Ok(true),
+            Ok(stat) if published.is_some_and(|p| p.is(&stat)) => {
+                file.looked_at.set(begun);
+                return Ok(true);
+            }
             Ok(_) => {}
             Err(error) if error.raw_os_error() == Some(libc::ENOENT) => {}
             Err(error) => return self.serve_unchecked(file, on_pfs("stat")(error)),

@@ -6,6 +6,7 @@ use forebay_tiers::PfsTree;
 use forebay_types::{Attr, Ino, ObjectId, TierId};
 use parking_lot::{Mutex, MutexGuard};
 
+use super::lastlook::LastLook;
 use super::{File, FileState};
 use crate::NsError;
 use crate::error::on_pfs;
@@ -18,6 +19,7 @@ impl File {
             naming: Mutex::new(()),
             copying: Mutex::new(()),
             copy_wanted: AtomicUsize::new(0),
+            looked_at: LastLook::default(),
             state: Mutex::new(state),
         }
     }

@@ -130,6 +130,8 @@ pub struct PathRule {
     pub group: Option<GroupMode>,
     /// On which servers these files lie.
     pub placement: Option<HolderRule>,
+    /// A clean copy is taken as what the PFS has for so long after the last look there.
+    pub trust: Option<Duration>,
 }
 
 /// When and how the drain runs.

@@ -67,6 +67,7 @@ fn shown(rule: &PathRule) -> RuleInForce {
         locality: placement.map(|rule| rule.locality.to_string()),
         servers: of(|rule| rule.servers.iter().map(|id| id.0).collect()),
         racks: of(|rule| rule.racks.iter().map(|rack| rack.0).collect()),
+        trust_ms: rule.trust.map(|trust| trust.as_millis() as u64),
     }
 }
 
@@ -83,6 +84,7 @@ mod tests {
             mtbf: None,
             group: None,
             placement: None,
+            trust: None,
         }
     }
 

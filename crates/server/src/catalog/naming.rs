@@ -1,5 +1,7 @@
 //! What a file's names and attributes say of it.
 
+use std::time::Duration;
+
 use forebay_namespace::File;
 use forebay_policy::durability::Durability;
 use forebay_policy::holders::{HolderRule, Locality};
@@ -29,6 +31,14 @@ impl Catalog {
             .iter()
             .map(|(dir, name)| self.durability_of(&dir.path_of(name)));
         levels.max().unwrap_or(Durability::Memory)
+    }
+
+    /// For how long after a look at the PFS a clean copy of this path is taken as what it has.
+    pub fn trust_of(&self, path: &dyn Fn() -> Vec<u8>) -> Duration {
+        match self.rules().has_trust() {
+            true => self.rules().trust(&path()),
+            false => Duration::ZERO,
+        }
     }
 
     /// On which servers a new file of this path lies.

@@ -1,5 +1,7 @@
 //! Path rules: patterns with `*`, `**`, `{app}` and `{version}`.
 
+use std::time::Duration;
+
 use forebay_policy::durability::Durability;
 use forebay_policy::holders::HolderRule;
 use forebay_policy::publication::GroupMode;
@@ -39,6 +41,7 @@ struct Rule {
     mtbf_s: Option<f64>,
     group: Option<GroupMode>,
     placement: Option<HolderRule>,
+    trust: Option<Duration>,
 }
 
 /// What a pattern has named.
@@ -71,6 +74,7 @@ impl Rules {
                 mtbf_s: rule.mtbf.map(|d| d.as_secs_f64()),
                 group: rule.group,
                 placement: rule.placement.clone(),
+                trust: rule.trust,
             }
         };
         Rules {
@@ -126,6 +130,17 @@ impl Rules {
         }
         let (rule, _) = self.first(path, |rule| rule.placement.is_some())?;
         rule.placement.as_ref()
+    }
+
+    /// For how long the first matching rule with a word on it has clean copies trusted.
+    pub fn trust(&self, path: &[u8]) -> Duration {
+        let found = self.first(path, |rule| rule.trust.is_some());
+        found.and_then(|(rule, _)| rule.trust).unwrap_or_default()
+    }
+
+    /// Whether any rule has clean copies trusted.
+    pub fn has_trust(&self) -> bool {
+        self.rules.iter().any(|rule| rule.trust.is_some())
     }
 
     /// Whether a rule names the application of this path.
@@ -381,6 +396,7 @@ mod tests {
             mtbf: None,
             group: Some(GroupMode::Commit),
             placement: None,
+            trust: None,
         }])
     }
 
@@ -399,6 +415,27 @@ mod tests {
         assert!(!matches("*.db", b"a/c.db"));
         assert!(matches("/a/*b*c", b"a/xbyc"));
         assert!(matches("/\u{e9}t\u{e9}", "\u{e9}t\u{e9}".as_bytes()));
+    }
+
+    #[test]
+    fn the_first_rule_with_a_word_on_trust_counts() {
+        let rule = |pattern: &str, trust: Option<u64>| PathRule {
+            pattern: pattern.into(),
+            durability: None,
+            mtbf: None,
+            group: None,
+            placement: None,
+            trust: trust.map(Duration::from_secs),
+        };
+        let rules = Rules::new(&[
+            rule("/a/**", None),
+            rule("/a/b/**", Some(9)),
+            rule("/**", Some(3)),
+        ]);
+        for (path, seconds) in [("a/b/c", 9), ("a/c", 3), ("d", 3)] {
+            assert_eq!(rules.trust(path.as_bytes()), Duration::from_secs(seconds));
+        }
+        assert!(!Rules::new(&[rule("/**", None)]).has_trust());
     }
 
     #[test]
@@ -433,6 +470,7 @@ mod tests {
                 mtbf: None,
                 group,
                 placement: None,
+                trust: None,
             })
         };
         for good in ["/*/{app}/ckpt-{version}/**", "/x", "/{version}/{app}"] {

@@ -401,6 +401,7 @@ mod tests {
                 servers: servers.iter().copied().map(HolderId).collect(),
                 racks: racks.iter().copied().map(Rack).collect(),
             }),
+            trust: None,
         }
     }
 

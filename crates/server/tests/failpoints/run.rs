@@ -57,6 +57,7 @@ pub fn shape(dir: &Path, tiers: Tiers, point: Point) -> Settings {
         mtbf: None,
         placement: None,
         group: Some(GroupMode::Commit),
+        trust: None,
     }];
     settings.demotion.start_fraction = 1.0;
     settings.scrub.seal_after = Duration::ZERO;

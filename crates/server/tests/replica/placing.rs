@@ -13,6 +13,7 @@ fn rule(pattern: &str, placement: HolderRule) -> PathRule {
         mtbf: None,
         group: None,
         placement: Some(placement),
+        trust: None,
     }
 }
 

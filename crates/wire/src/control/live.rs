@@ -19,6 +19,8 @@ pub struct RuleInForce {
     pub servers: Vec<u16>,
     /// Allowed racks, by number; none: all.
     pub racks: Vec<u16>,
+    /// For how long after a look clean copies are taken as what the PFS has, milliseconds.
+    pub trust_ms: Option<u64>,
 }
 
 /// Whose limit it is.

@@ -87,6 +87,59 @@ fn promise_1_a_copy_in_the_buffer_gives_way_to_a_change_on_the_pfs_within_a_seco
     assert_eq!(listing(&cluster.mnt("")), ["staged"]);
 }
 
+#[test]
+fn promise_1_a_trusted_copy_shows_a_change_when_its_time_is_over() {
+    let rule = "[[rule]]\npath = \"/set/**\"\ntrust = \"1h\"\n";
+    let cluster = Cluster::builder().lazy().config(rule).up();
+    fs::create_dir(cluster.pfs("set")).expect("mkdir");
+    let names = [
+        "set/read",
+        "set/released",
+        "set/written",
+        "set/removed",
+        "other",
+    ];
+    for name in names {
+        write_file(&cluster.pfs(name), pattern(40, 50_000));
+    }
+    settle_for_revalidation();
+    for name in names {
+        cluster.on_path(&["stage-in"], name).ok();
+    }
+    for name in names {
+        write_file(&cluster.pfs(name), pattern(41, 60_000));
+    }
+    fs::remove_file(cluster.pfs("set/removed")).expect("remove");
+    settle_for_revalidation();
+    pattern(41, 60_000).assert_in(&cluster.mnt("other"));
+    for name in &names[..4] {
+        pattern(40, 50_000).assert_in(&cluster.mnt(name));
+    }
+    cluster.on_path(&["release"], "set/released").ok();
+    settle_for_revalidation();
+    pattern(41, 60_000).assert_in(&cluster.mnt("set/released"));
+    // Who goes on with the older version loses neither.
+    write_file(&cluster.mnt("set/written"), pattern(42, 70_000));
+    cluster.on_path(&["stage-out", "--wait"], "set/written");
+    wait_until("the conflict shows", || {
+        listing(&cluster.pfs("set")).len() == 4
+    });
+    pattern(41, 60_000).assert_in(&cluster.pfs("set/written"));
+    let conflicts = listing(&cluster.pfs("set")).into_iter();
+    let mut conflicts =
+        conflicts.filter(|name| name.to_string_lossy().contains(".forebay-conflict-"));
+    let conflict = conflicts.next().expect("a conflict");
+    pattern(42, 70_000).assert_in(&cluster.pfs("set").join(conflict));
+
+    let file = cluster.base().join("bb.toml");
+    let text = fs::read_to_string(&file).expect("read");
+    fs::write(&file, text.replace("1h", "0s")).expect("write");
+    assert_eq!(cluster.on_state(&["reload"]).ok().stdout, "taken: rule\n");
+    settle_for_revalidation();
+    pattern(41, 60_000).assert_in(&cluster.mnt("set/read"));
+    assert!(!cluster.mnt("set/removed").exists());
+}
+
 /// The only other name beside `own`, and that it is a conflict's.
 fn conflict_name(cluster: &Cluster, own: &str) -> String {
     let mut found = None;
