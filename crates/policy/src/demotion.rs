@@ -117,9 +117,21 @@ pub fn order_demotion(policy: PlacementPolicy, candidates: &mut [Candidate], now
     order(policy, candidates, now_s, |c| c);
 }
 
-/// Orders clean files, first to be evicted first; as [`order_demotion`].
+/// Orders clean files, first to be evicted first; as [`order_demotion`], but of one MTBF what has
+/// no version goes first under [`PlacementPolicy::Bbos`]: a restart reads the versions.
 pub fn order_eviction(policy: PlacementPolicy, candidates: &mut [CleanCandidate], now_s: f64) {
     order(policy, candidates, now_s, |c| &c.0);
+    if policy == PlacementPolicy::Bbos {
+        let versions_last = |c: &CleanCandidate| (c.0.in_use, !c.0.outdated, c.0.version.is_some());
+        candidates.sort_by(|a, b| {
+            let (in_use_a, current_a, versioned_a) = versions_last(a);
+            let (in_use_b, current_b, versioned_b) = versions_last(b);
+            (in_use_a, current_a)
+                .cmp(&(in_use_b, current_b))
+                .then_with(|| b.0.mtbf_s.total_cmp(&a.0.mtbf_s))
+                .then(versioned_a.cmp(&versioned_b))
+        });
+    }
 }
 
 fn order<T>(

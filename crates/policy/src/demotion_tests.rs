@@ -172,6 +172,29 @@ fn evicts_only_when_space_is_needed() {
 }
 
 #[test]
+fn of_one_mtbf_what_no_restart_reads_is_evicted_before_the_newest_version() {
+    let with = |id: u64, version: Option<u64>, mtbf_s: f64, closed_at_s: f64| Candidate {
+        application: id,
+        version,
+        mtbf_s,
+        closed_at_s,
+        ..candidate(id)
+    };
+    // The checkpoint was closed first, and is the last but one to go.
+    let all = [
+        with(1, Some(30), 100.0, 1.0),
+        with(2, None, 100.0, 2.0),
+        with(3, None, 100.0, 3.0),
+        with(4, None, 10.0, 0.0),
+        with(5, Some(7), 200.0, 9.0),
+    ];
+    let mut candidates = all.map(clean);
+    order_eviction(PlacementPolicy::Bbos, &mut candidates, 10.0);
+    let ids: Vec<u64> = candidates.iter().map(|c| c.candidate().id).collect();
+    assert_eq!(ids, [5, 2, 3, 1, 4]);
+}
+
+#[test]
 fn batches_go_by_directory_large_files_first() {
     let item = |id, path: &str, mib: u64| DrainItem {
         id,
