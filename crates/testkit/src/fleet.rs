@@ -328,6 +328,15 @@ impl Fleet {
         self.base.join("cluster.toml")
     }
 
+    /// Waits until the metadata server has heard of all closes but those of so many files: close(2)
+    /// returns before, and who opens a file then gets what it has at that moment.
+    #[track_caller]
+    pub fn closes_are_heard_of(&self, left_open: u64) {
+        wait_until("all others are closed", || {
+            self.status()["open_files"] == left_open
+        });
+    }
+
     /// Runs the program on a node to its end.
     #[track_caller]
     pub fn run(&self, node: usize, args: &[&OsStr]) -> Output {

@@ -41,6 +41,7 @@ fn promise_7_status_names_each_node_and_what_would_go_with_it() {
     let mut fleet = Fleet::of_data_servers(2, KEEP);
     write_file(&fleet.mnt(1, "f"), pattern(1, 3 * MIB));
     write_file(&fleet.mnt(1, "g"), pattern(2, MIB));
+    fleet.closes_are_heard_of(0);
     let first = node_status(&fleet, 2, 1);
     assert_eq!(
         (&first["answers"], &first["rack"]),
@@ -123,18 +124,10 @@ fn the_last_node_stays(fleet: &Fleet) {
     order(fleet, &["drain-node", "9"]).expect_code(1);
 }
 
-/// close(2) returns before the server hears of it, and who joins gets what the file has.
-#[track_caller]
-fn closes_are_heard_of(fleet: &Fleet, left_open: u64) {
-    wait_until("all others are closed", || {
-        fleet.status()["open_files"] == left_open
-    });
-}
-
 /// The kernel of another node has nothing of a file by itself: it moves while it is open.
 fn open_far(fleet: &Fleet) -> fs::File {
     write_file(&fleet.mnt(1, "far"), pattern(31, MIB));
-    closes_are_heard_of(fleet, 1);
+    fleet.closes_are_heard_of(1);
     let mut far = fs::File::options();
     let far = far.append(true).open(fleet.mnt(2, "far")).expect("open");
     assert!(is_on(fleet, "far", 1));
@@ -168,7 +161,7 @@ fn promise_8_a_node_is_emptied_while_jobs_run() {
     write_file(&fleet.mnt(1, "run/ckpt-1/rank0"), pattern(30, MIB));
     // What is there before, the kernel of the node has by itself.
     fs::write(fleet.mnt(1, "open"), b"begun").expect("write");
-    closes_are_heard_of(&fleet, 0);
+    fleet.closes_are_heard_of(0);
     let mut open = fs::File::options();
     let mut open = open.append(true).open(fleet.mnt(1, "open")).expect("open");
     let mut far = open_far(&fleet);

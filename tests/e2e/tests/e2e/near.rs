@@ -66,6 +66,7 @@ fn fleet() -> Fleet {
     let fleet = Fleet::of_data_servers(2, KEEP);
     write_file(&fleet.mnt(1, "f"), pattern(1, MIB));
     write_file(&fleet.mnt(2, "g"), pattern(2, MIB));
+    fleet.closes_are_heard_of(0);
     fleet
 }
 

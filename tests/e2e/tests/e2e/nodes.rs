@@ -33,6 +33,7 @@ fn promise_8_what_a_killed_mount_had_goes_with_it() {
     pattern(7, 4 * MIB).write(&file);
     fs::remove_file(&path).expect("unlink");
     write_file(&fleet.mnt(1, "closed"), pattern(8, MIB));
+    fleet.closes_are_heard_of(1);
     assert_eq!(fleet.status()["open_files"], 1);
     fleet.kill_mount(1);
     wait_until(

@@ -512,8 +512,7 @@ fn promise_8_what_a_kernel_had_by_itself_goes_on_where_its_whole_node_is_gone() 
     let mut fleet = Fleet::of_data_servers_with(2, TWO, KEEP);
     // What is there before, the kernel of the node has by itself.
     drop(write_synced(fleet.mnt(1, "f"), 1, MIB));
-    // close(2) returns before the server hears of it, and who joins gets what the file has.
-    wait_until("it is closed", || fleet.status()["open_files"] == 0);
+    fleet.closes_are_heard_of(0);
     let file = OpenOptions::new().append(true).open(fleet.mnt(1, "f"));
     let file = file.expect("open");
     (&file).write_all(b"promised").expect("write");
