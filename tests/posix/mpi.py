@@ -61,7 +61,7 @@ OF_ROMIO = [
     Case("aggregation1", words=("-h", "-f", "{}")), Case("aggregation2", words=FILE_ONLY), Case("hindexed", words=FILE_ONLY),
     Case("misc"), Case("shared_fp"), Case("ordered_fp"), Case("split_coll"), Case("psimple"), Case("error", 1), Case("status", 1),
     Case("types_with_zeros", 2, FILE_ONLY), Case("darray_read", words=FILE_ONLY), Case("fmisc"), Case("fcoll_test"),
-    Case("pfcoll_test"), Case("creat_excl"), Case("perf", well="Write bandwidth"), Case("coll_perf", well="Collective read bandwidth", long=True),
+    Case("pfcoll_test"), Case("creat_excl"), Case("perf", well="Write bandwidth"), Case("coll_perf", well="Collective read bandwidth"),
     Case("fperf", well="Write bandwidth"), Case("external32", words=(), well="external32 datarep is BIG ENDIAN"),
     Case("big_extents", 1, FILE_ONLY, long=True), Case("large_file", 1, well="Data read back is correct", long=True),
 ]
