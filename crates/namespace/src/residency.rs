@@ -11,7 +11,6 @@
 //! Promise kept here: only a clean file is evicted. How a dirty one becomes clean: `publish`.
 
 use std::sync::Arc;
-use std::time::Instant;
 
 use forebay_kv::Durability;
 use forebay_tiers::{PfsStat, Sums};
@@ -163,7 +162,6 @@ impl Namespace {
         if dir.child(name).is_some() {
             return Err(Errno::EEXIST.into());
         }
-        let begun = Instant::now();
         let now = self
             .pfs
             .stat(&self.open_dir(dir)?, name)
@@ -191,7 +189,6 @@ impl Namespace {
         let names = (vec![(dir.clone(), name.clone())], None);
         let state = FileState::new(names, meta, xattrs, residency);
         let file = Arc::new(File::new(arrival.object, ino, state));
-        file.looked_at.set(begun);
         let mut batch = Batch::new();
         self.put_dirs(&mut batch, dir)?;
         self.put_file(&mut batch, &file, &file.lock())?;

@@ -4,7 +4,6 @@
 //! shown regardless: it is newer than anything there, and its demotion will notice a conflict.
 
 use std::sync::Arc;
-use std::time::Instant;
 
 use forebay_tiers::{PfsDir, PfsId, PfsStat, PfsTree};
 use forebay_types::{Attr, Errno, FileKind, Ino, check_name};
@@ -12,6 +11,7 @@ use forebay_types::{Attr, Errno, FileKind, Ino, check_name};
 use crate::error::on_pfs;
 use crate::record::Published;
 use crate::table::{Node, PlainNode};
+use crate::tree::lastlook::Moment;
 use crate::tree::{Dir, File, Name};
 use crate::{Namespace, NsError};
 
@@ -162,16 +162,62 @@ impl Namespace {
     }
 
     /// Whether the last look at the PFS is young enough for what is said of this path. A copy whose
-    /// file the PFS lost meanwhile, or has in another version, is shown until then; what is changed
-    /// under its name looks first.
+    /// file the PFS lost meanwhile, or has in another version, is shown until then. Of several
+    /// names one look tells nothing of the others.
     fn is_trusted(&self, dir: &Dir, name: &[u8], file: &File) -> bool {
-        let Some(age) = file.looked_at.age() else {
+        let (Some(age), Some(trust)) = (file.looked_at.age(), self.trust.get()) else {
             return false;
         };
-        self.trust.get().is_some_and(|trust| {
-            let path = || dir.path_of(name);
-            age < trust(&path)
-        })
+        let state = file.lock();
+        let is_plain = state.residency.clean && state.names.len() == 1;
+        drop(state);
+        is_plain && age < trust(&|| dir.path_of(name))
+    }
+
+    /// Whether copies of this path are trusted at all. Then what was looked up may be older than
+    /// what the kernel believes, and who changes it, or asks for what only the PFS knows, looks
+    /// first.
+    pub(crate) fn trusts(&self, dir: &Dir, name: &[u8]) -> bool {
+        let trust = self.trust.get();
+        trust.is_some_and(|trust| !trust(&|| dir.path_of(name)).is_zero())
+    }
+
+    /// Such a look, at a clean copy. `ESTALE`: the copy is dropped, and whoever asked looks the name
+    /// up again.
+    pub fn look_if_trusted(&self, file: &Arc<File>) -> Result<(), NsError> {
+        let name = {
+            let state = file.lock();
+            let clean = state.residency.clean;
+            state.names.first().filter(|_| clean).cloned()
+        };
+        match name {
+            Some((dir, name))
+                if self.trusts(&dir, &name) && !self.still_valid(&dir, &name, file)? =>
+            {
+                Err(Errno::ESTALE.into())
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// The same for all copies of a directory, before somebody works through it: what is not what
+    /// the PFS has goes.
+    pub fn look_at_trusted(&self, dir: &Arc<Dir>) -> Result<(), NsError> {
+        let first = dir.lock().keys().next().cloned();
+        if !first.is_some_and(|name| self.trusts(dir, &name)) {
+            return Ok(());
+        }
+        let children: Vec<_> = {
+            let children = dir.lock();
+            children
+                .iter()
+                .map(|(n, f)| (n.clone(), f.clone()))
+                .collect()
+        };
+        for (name, file) in children {
+            self.still_valid(dir, &name, &file)?;
+        }
+        Ok(())
     }
 
     /// Whether a burst-buffer file may still be shown under this name; a clean copy of something
@@ -199,7 +245,7 @@ impl Namespace {
             }
             Err(error) => return self.serve_unchecked(file, error),
         };
-        let begun = Instant::now();
+        let begun = Moment::now();
         match self.pfs.stat_now(&handle, name) {
             Ok(stat) if published.is_some_and(|p| p.is(&stat)) => {
                 file.looked_at.set(begun);

@@ -8,6 +8,7 @@
 //! What is on the PFS is renamed there. Where that must agree with records, an intent is written
 //! first and settled after a crash by looking at what the PFS has.
 
+use std::cell::Cell;
 use std::sync::Arc;
 
 use forebay_tiers::{PfsDir, PfsStat, PfsTree};
@@ -52,9 +53,10 @@ impl Namespace {
         is_in_use: &dyn Fn(&PfsStat) -> bool,
     ) -> Result<Option<Arc<File>>, NsError> {
         let (mut looked, mut tries) = (false, 1);
+        let unseen = Cell::new(false);
         loop {
             let recheck = tries < RENAME_TRIES;
-            match self.rename_once(from, to, (mode, recheck), is_in_use) {
+            match self.rename_once(from, to, (mode, recheck, &unseen), is_in_use) {
                 // Waiting for that with the orders held could be waiting for who waits for them.
                 Err(error) if error.refusal() == Some(BUSY_BELOW) => {
                     std::thread::sleep(CALM_AGAIN);
@@ -71,12 +73,13 @@ impl Namespace {
         }
     }
 
-    /// With `recheck`, `EAGAIN` if the file was published after the PFS was looked at.
+    /// With `recheck`, `EAGAIN` if the file was published after the PFS was looked at. What the PFS
+    /// has under the new name is `unseen` where a trusted copy has hidden it.
     fn rename_once(
         &self,
         (parent, name): (Ino, &[u8]),
         (new_parent, new_name): (Ino, &[u8]),
-        (mode, recheck): (RenameMode, bool),
+        (mode, recheck, unseen): (RenameMode, bool, &Cell<bool>),
         is_in_use: &dyn Fn(&PfsStat) -> bool,
     ) -> Result<Option<Arc<File>>, NsError> {
         check_name(name)?;
@@ -89,9 +92,13 @@ impl Namespace {
         if let Some(()) = self.rename_unpublished(ends.0, ends.1, mode)? {
             return Ok(None);
         }
-        for (dir, name) in [ends.0, ends.1] {
-            if let Some(file) = dir.child(name) {
-                self.still_valid(dir, name, &file)?;
+        for (at, (dir, name)) in [ends.0, ends.1].into_iter().enumerate() {
+            if let Some(file) = dir.child(name)
+                && !self.still_valid(dir, name, &file)?
+                && at == 1
+                && self.trusts(dir, name)
+            {
+                unseen.set(true);
             }
         }
         let orders = self.orders(&from_dir, &to_dir)?;
@@ -123,6 +130,7 @@ impl Namespace {
         }
         let mut from = self.end(&from_dir, name, files.0.clone())?;
         let mut to = self.end(&to_dir, new_name, files.1.clone())?;
+        to.foreign |= unseen.get() && to.file.is_none() && to.stat.is_some();
         to.in_use = !from.on_pfs() && to.stat.as_ref().is_some_and(is_in_use);
         if from.file.is_none() && from.stat.is_none() {
             return Err(Errno::ENOENT.into());
@@ -158,7 +166,8 @@ impl Namespace {
                 Ok(None)
             }
             _ => {
-                if from.on_pfs() && !same_file(from, to) {
+                let is_hidden = to.file.is_none() && to.foreign;
+                if (from.on_pfs() || is_hidden) && !same_file(from, to) {
                     self.spare(to)?;
                 }
                 self.replace(from, to, recheck)

@@ -178,7 +178,7 @@ impl Namespace {
             let state = file.lock();
             (state.is_dirty(), state.names.len() > 1)
         };
-        if dirty {
+        if dirty || self.trusts(dir, name) {
             match self.look(&handle, name, published)? {
                 Seen::Nothing => return Ok(false),
                 Seen::Foreign(stat) if !published.same_content(&stat) => {
@@ -186,7 +186,7 @@ impl Namespace {
                 }
                 _ => {}
             }
-            if !several {
+            if dirty && !several {
                 self.begin_unlink_of_older(file, published)?;
             }
         }

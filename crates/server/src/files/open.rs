@@ -263,6 +263,11 @@ impl Files {
 
     fn open_found(&self, ino: Ino, flags: OpenFlags, near: Near) -> OpenResult {
         self.make_way();
+        if flags.writes()
+            && let Node::File(file) = self.ns.node(ino)?
+        {
+            self.ns.look_if_trusted(&file)?;
+        }
         let claim = self.buffer.opens().claim(ino);
         if let Some(open) = claim.open() {
             self.refuse_readers_of_damaged(&open, flags)?;

@@ -87,50 +87,60 @@ fn promise_1_a_copy_in_the_buffer_gives_way_to_a_change_on_the_pfs_within_a_seco
     assert_eq!(listing(&cluster.mnt("")), ["staged"]);
 }
 
-#[test]
-fn promise_1_a_trusted_copy_shows_a_change_when_its_time_is_over() {
-    let rule = "[[rule]]\npath = \"/set/**\"\ntrust = \"1h\"\n";
-    let cluster = Cluster::builder().lazy().config(rule).up();
+/// Files that are in the burst buffer, trusted for so long, and have been looked at.
+fn trusted(time: &str, names: &[&str]) -> Cluster {
+    let rule = format!("[[rule]]\npath = \"/set/**\"\ntrust = \"{time}\"\n");
+    let cluster = Cluster::builder().lazy().config(&rule).up();
     fs::create_dir(cluster.pfs("set")).expect("mkdir");
-    let names = [
-        "set/read",
-        "set/released",
-        "set/written",
-        "set/removed",
-        "other",
-    ];
     for name in names {
         write_file(&cluster.pfs(name), pattern(40, 50_000));
     }
     settle_for_revalidation();
+    look_at(&cluster, names);
+    cluster
+}
+
+/// Brings them in, and looks at each copy once: what the kernel knew before is forgotten.
+fn look_at(cluster: &Cluster, names: &[&str]) {
     for name in names {
         cluster.on_path(&["stage-in"], name).ok();
     }
+    settle_for_revalidation();
     for name in names {
-        write_file(&cluster.pfs(name), pattern(41, 60_000));
+        pattern(40, 50_000).assert_in(&cluster.mnt(name));
+    }
+}
+
+/// An outsider makes another file of it, as a program does that writes a temporary one first.
+fn replace_on_pfs(cluster: &Cluster, name: &str, seed: u64) {
+    let new = cluster.pfs(&format!("{name}.new"));
+    write_file(&new, pattern(seed, 60_000));
+    fs::rename(new, cluster.pfs(name)).expect("rename");
+}
+
+#[test]
+fn promise_1_a_trusted_copy_shows_a_change_when_its_time_is_over() {
+    let names = ["set/read", "set/removed", "set/a/released", "other"];
+    let cluster = trusted("1h", &[]);
+    fs::create_dir(cluster.pfs("set/a")).expect("mkdir");
+    for name in names {
+        write_file(&cluster.pfs(name), pattern(40, 50_000));
+    }
+    settle_for_revalidation();
+    look_at(&cluster, &names);
+    for name in names {
+        replace_on_pfs(&cluster, name, 41);
     }
     fs::remove_file(cluster.pfs("set/removed")).expect("remove");
     settle_for_revalidation();
     pattern(41, 60_000).assert_in(&cluster.mnt("other"));
-    for name in &names[..4] {
+    for name in &names[..3] {
         pattern(40, 50_000).assert_in(&cluster.mnt(name));
     }
-    cluster.on_path(&["release"], "set/released").ok();
+    // What a folder has under the same names is another file by now.
+    cluster.on_path(&["release"], "set/a");
     settle_for_revalidation();
-    pattern(41, 60_000).assert_in(&cluster.mnt("set/released"));
-    // Who goes on with the older version loses neither.
-    write_file(&cluster.mnt("set/written"), pattern(42, 70_000));
-    cluster.on_path(&["stage-out", "--wait"], "set/written");
-    wait_until("the conflict shows", || {
-        listing(&cluster.pfs("set")).len() == 4
-    });
-    pattern(41, 60_000).assert_in(&cluster.pfs("set/written"));
-    let conflicts = listing(&cluster.pfs("set")).into_iter();
-    let mut conflicts =
-        conflicts.filter(|name| name.to_string_lossy().contains(".forebay-conflict-"));
-    let conflict = conflicts.next().expect("a conflict");
-    pattern(42, 70_000).assert_in(&cluster.pfs("set").join(conflict));
-
+    pattern(41, 60_000).assert_in(&cluster.mnt("set/a/released"));
     let file = cluster.base().join("bb.toml");
     let text = fs::read_to_string(&file).expect("read");
     fs::write(&file, text.replace("1h", "0s")).expect("write");
@@ -138,6 +148,86 @@ fn promise_1_a_trusted_copy_shows_a_change_when_its_time_is_over() {
     settle_for_revalidation();
     pattern(41, 60_000).assert_in(&cluster.mnt("set/read"));
     assert!(!cluster.mnt("set/removed").exists());
+}
+
+#[test]
+fn promise_1_reading_a_trusted_copy_does_not_prolong_its_time() {
+    let cluster = trusted("4s", &["set/f"]);
+    replace_on_pfs(&cluster, "set/f", 41);
+    let mut seen = Vec::new();
+    wait_until("the change shows", || {
+        seen = fs::read(cluster.mnt("set/f")).expect("read");
+        seen.len() == 60_000
+    });
+    assert!(seen == pattern(41, 60_000).bytes());
+}
+
+#[test]
+fn promise_1_who_changes_what_is_trusted_looks_first() {
+    let names = ["set/written", "set/removed", "set/replaced", "set/taken"];
+    let cluster = trusted("1h", &names);
+    for name in names {
+        replace_on_pfs(&cluster, name, 41);
+    }
+    settle_for_revalidation();
+    let gone = fs::read_dir(cluster.mnt("set")).expect("list").count();
+    assert_eq!(gone, 4);
+    // Who opens it to write has the newer version.
+    let mut file = OpenOptions::new()
+        .append(true)
+        .open(cluster.mnt("set/written"));
+    file.as_mut()
+        .expect("open")
+        .write_all(b"more")
+        .expect("write");
+    drop(file);
+    let read = fs::read(cluster.mnt("set/written")).expect("read");
+    assert!(read[..60_000] == pattern(41, 60_000).bytes() && read[60_000..] == *b"more");
+    // What was never shown does not go with what was.
+    fs::remove_file(cluster.mnt("set/removed")).expect("remove");
+    pattern(41, 60_000).assert_in(&cluster.pfs("set/removed"));
+    write_file(&cluster.mnt("new"), pattern(43, 7000));
+    fs::rename(cluster.mnt("new"), cluster.mnt("set/replaced")).expect("rename");
+    write_file(&cluster.pfs("there"), pattern(44, 8000));
+    settle_for_revalidation();
+    fs::rename(cluster.mnt("there"), cluster.mnt("set/taken")).expect("rename");
+    cluster.on_path(&["stage-out", "--wait"], "set");
+    for (name, seed, len) in [("set/replaced", 43, 7000), ("set/taken", 44, 8000)] {
+        pattern(seed, len).assert_in(&cluster.mnt(name));
+        let conflict = cluster.pfs(conflict_in(&cluster, name));
+        pattern(41, 60_000).assert_in(&conflict);
+    }
+}
+
+/// What lies beside a name as its conflict.
+fn conflict_in(cluster: &Cluster, name: &str) -> String {
+    let prefix = format!("{name}.forebay-conflict-");
+    let names = listing(&cluster.pfs("set")).into_iter();
+    let mut names = names.map(|name| format!("set/{}", name.to_string_lossy()));
+    let found = names.find(|found| found.starts_with(&prefix));
+    found.unwrap_or_else(|| panic!("no conflict of {name}: {:?}", listing(&cluster.pfs("set"))))
+}
+
+#[test]
+fn promise_1_attributes_of_a_trusted_copy_are_those_of_its_file() {
+    let cluster = trusted("1h", &["set/f"]);
+    let no = |found: std::io::Result<Vec<u8>>| found.err().and_then(|e| e.raw_os_error());
+    let get = |path: &std::path::Path| {
+        let mut value = vec![0; 64];
+        let len = rustix::fs::getxattr(path, "user.kind", &mut value)?;
+        Ok(value[..len].to_vec())
+    };
+    assert_eq!(no(get(&cluster.mnt("set/f"))), Some(libc::ENODATA));
+    replace_on_pfs(&cluster, "set/f", 41);
+    rustix::fs::setxattr(
+        cluster.pfs("set/f"),
+        "user.kind",
+        b"new",
+        rustix::fs::XattrFlags::empty(),
+    )
+    .expect("setxattr");
+    assert_eq!(get(&cluster.mnt("set/f")).expect("getxattr"), b"new");
+    pattern(41, 60_000).assert_in(&cluster.mnt("set/f"));
 }
 
 /// The only other name beside `own`, and that it is a conflict's.
