@@ -336,6 +336,8 @@ def named_from_fstab(there):
     equal(pid_of(there), before, "process")
     # As umount calls its helper by a path, by a name, and from systemd.
     for how in ("umount /kept", "cd / && umount kept", "umount -c /kept", "systemctl stop kept.mount"):
+        # systemd sees a mount by hand a moment later, and would stop nothing.
+        until("systemd knows of it", lambda: there.run("systemctl", "is-active", "kept.mount", check=False).returncode == 0)
         there.sh(how)
         assert has_ended(there), f"{how} returned before the end"
         there.run("mount", "/kept")
@@ -359,21 +361,28 @@ def fill_and_reboot(there):
     there.sh("cd /kept && sha256sum --quiet -c /disk/sums")
 
 
-def rebooted(there):
-    there.sh("umount /kept && systemctl start kept.mount")
+def started_by_systemd(there):
+    there.sh("umount /kept")
+    until("systemd knows of it", lambda: there.run("systemctl", "is-active", "kept.mount", check=False).returncode)
+    there.run("systemctl", "start", "kept.mount")
     contains(group_of(there), "/kept.mount")
+
+
+def rebooted(there):
+    started_by_systemd(there)
     fill_and_reboot(there)
 
 
 def rebooted_after_a_mount_by_hand(there):
     # As from a session, whose scope systemd ends in its own time.
-    there.sh("systemctl stop kept.mount && systemd-run --scope --unit=session mount /kept")
+    there.sh("umount /kept && systemd-run --scope --unit=session mount /kept")
     group = group_of(there)
     assert group.endswith(".scope") and "session" not in group, group
     fill_and_reboot(there)
 
 
 def rebooted_while_in_use(there):
+    started_by_systemd(there)
     # Nothing says that it needs the mount: systemd does not stop it before. It does not end by SIGTERM.
     there.sh("systemd-run --unit=job -p TimeoutStopSec=20s sh -c 'cd /kept; trap : TERM; while :; do sleep 1; done'")
     until("the job runs", lambda: there.sh("test \"$(readlink /proc/$(systemctl show -P MainPID job)/cwd)\" = /kept", check=False).returncode == 0)
