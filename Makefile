@@ -53,7 +53,7 @@ test-slurm: setup-build ## Slurm's plugin in a Slurm of its own: staging, rights
 	$(BUILD_TRIED)
 	python3 tests/slurm/main.py --forebay $(TRIED) $(if $(ONLY),--only $(ONLY))
 
-test-package: setup-build ## the Debian package on a throw-away copy of this machine with its own systemd: units, journal, fstab, upgrade, removal (2 minutes)
+test-package: setup-build ## the Debian package on a throw-away copy of this machine with its own systemd: units, journal, fstab, reboot, upgrade, removal (3 minutes)
 	scripts/setup.sh package
 	$(BUILD_TRIED)
 	python3 tests/packages/main.py --forebay $(TRIED) $(if $(ONLY),--only $(ONLY))

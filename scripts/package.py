@@ -29,7 +29,7 @@ SCRIPTS = ("preinst", "postinst", "prerm", "postrm")
 # Nobody is asked there: for packages that stay with who made them.
 NOBODY = "The Forebay developers <forebay@localhost>"
 MAINTAINER = re.compile(r"[^<>\n]+ <[^<>@\s]+@[^<>@\s]+>")
-HELPERS = ("mount.forebay", "mount.fuse.forebay")
+HELPERS = ("mount.forebay", "mount.fuse.forebay", "umount.forebay", "umount.fuse.forebay")
 # Not one in code: `[text](target)`, a picture with `!` before it.
 LINK = re.compile(r"`[^`\n]*`|(?P<picture>!?)\[(?P<text>(?:`[^`\n]*`|[^\[\]`])*)\]\((?P<target>[^()\s]+)\)")
 FENCED = re.compile(r"(?ms)^( *```+)[^\n]*\n.*?^\1 *$")
@@ -136,6 +136,9 @@ def fill(usr, binary, version, third_party):
     (usr / "sbin").mkdir()
     for helper in HELPERS:
         (usr / "sbin" / helper).symlink_to("../bin/forebay")
+    # It gives an unmount at a reboot its time.
+    (usr / "lib/systemd/system-generators").mkdir(parents=True)
+    (usr / "lib/systemd/system-generators/forebay-generator").symlink_to("../../../bin/forebay")
     papers(usr, binary)
     for unit in sorted((ROOT / "integrations/systemd").glob("*.service")):
         put(unit, usr / "lib/systemd/system" / unit.name)

@@ -31,23 +31,28 @@ class Booted:
     def __init__(self, base, files):
         self.base, self.files = base, files
         self.outer = self.init = self.group = None
+        self.boots = 0
 
     def __enter__(self):
         try:
+            self.prepare()
             self.boot()
         except BaseException:
             self.__exit__()
             raise
         return self
 
-    def boot(self):
+    def prepare(self):
         run(["mount", "-t", "tmpfs", "tmpfs", self.base])
         (self.base / "upper/pkgs").mkdir(parents=True)
         for file in self.files:
             shutil.copy(file, self.base / "upper/pkgs")
-        self.group = cgroup2() / f"forebay-packages-{os.getpid()}"
+
+    def boot(self):
+        self.boots += 1
+        self.group = cgroup2() / f"forebay-packages-{os.getpid()}-{self.boots}"
         self.group.mkdir()
-        log = open(self.base / "boot.log", "wb")
+        log = open(self.base / "boot.log", "ab")
         # In a control group of its own before there is a namespace of them: systemd takes the one it finds itself in.
         enter = f"echo $$ >{self.group}/cgroup.procs && exec \"$@\""
         self.outer = subprocess.Popen(
@@ -55,6 +60,15 @@ class Booted:
              "--propagation", "private", BOOT, self.base], stdin=subprocess.DEVNULL, stdout=log, stderr=log)
         log.close()
         until("systemd has booted", self.is_booted)
+
+    def reboot(self):
+        """systemd stops the copy in order, and a new one boots on the same files. What was in memory, in any tmpfs, is gone."""
+        # What asks ends with the rest, sooner or later.
+        self.run("systemctl", "--no-block", "reboot", check=False)
+        until("the copy has stopped", lambda: self.outer.poll() is not None, 3 * PATIENCE_S)
+        self.outer = self.init = None
+        self.remove_group()
+        self.boot()
 
     def is_booted(self):
         if self.outer.poll() is not None:
@@ -87,9 +101,13 @@ class Booted:
                 self.outer.kill()
             self.outer.wait()
         run(["umount", "-l", self.base], check=False)
+        self.remove_group()
+
+    def remove_group(self):
         if self.group:
             for folder, _, _ in sorted(os.walk(self.group), reverse=True):
                 until(f"{folder} is empty", lambda folder=folder: removed(folder))
+        self.group = None
 
 
 def removed(folder):

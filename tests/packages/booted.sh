@@ -1,10 +1,12 @@
 #!/bin/bash
 # In new namespaces: makes a throw-away copy of this machine (an overlay over its root), and boots systemd in it. BASE is a folder
-# with `upper/`: what is to be in the copy beside what is here.
+# with `upper/`: what is to be in the copy beside what is here. A second boot goes on with the files of the first; /disk is a file system
+# that stays.
 set -euo pipefail
 base=$1
 root=$base/root
-mkdir -p "$base/work" "$root"
+if [ -d "$base/disk" ]; then again=yes; else again=; fi
+mkdir -p "$base/work" "$base/disk" "$root"
 mount -t overlay overlay -o "lowerdir=/,upperdir=$base/upper,workdir=$base/work" "$root"
 mount -t proc proc "$root/proc"
 mount -t sysfs -o ro sysfs "$root/sys"
@@ -24,7 +26,9 @@ for unit in systemd-sysctl.service systemd-modules-load.service systemd-binfmt.s
     ln -sf /dev/null "$root/etc/systemd/system/$unit"
 done
 printf '[Unit]\nRequires=basic.target\nAfter=basic.target\nAllowIsolate=yes\n' >"$root/etc/systemd/system/packages.target"
-: >"$root/etc/fstab"
+[ "$again" ] || : >"$root/etc/fstab"
+mkdir -p "$root/disk"
+mount --bind "$base/disk" "$root/disk"
 rm -rf "$root/etc/machine-id"
 : >"$root/etc/machine-id"
 cd "$root"

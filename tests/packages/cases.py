@@ -6,7 +6,8 @@ import re
 from booted import until
 
 ALL = ("in_usr_local", "installed", "manual_pages", "completions", "units", "started", "journal", "upgraded_under_a_job", "killed",
-       "another_form_is_refused", "removal_is_refused", "kept_over_a_purge", "from_fstab", "in_a_cluster", "removed_when_drained")
+       "another_form_is_refused", "removal_is_refused", "kept_over_a_purge", "from_fstab", "in_a_cluster", "removed_when_drained",
+       "named_from_fstab", "rebooted", "rebooted_after_a_mount_by_hand", "rebooted_while_in_use", "unmounted_at_the_removal")
 
 STATE = "/var/lib/forebay/bb"
 UNIT = "forebay@bb"
@@ -16,6 +17,16 @@ SETTINGS = """
 idle = false
 start = "95%"
 """
+# One that a reboot leaves: /disk stays, and no tmpfs does.
+KEPT = f"""
+pfs = "/disk/scratch"
+mount = "/kept"
+state = "/disk/state"
+dram = "512MiB"
+ssd = ["/disk/flash:1GiB"]
+{SETTINGS}"""
+KEPT_LINE = "/etc/forebay/kept.toml /kept forebay _netdev,nofail,x-systemd.requires-mounts-for=/disk 0 0"
+KEPT_MIB = 300
 # systemd-analyze security: 10 is a unit without any hardening, which is 9.6 for root.
 EXPOSURE_MAX = 6.0
 
@@ -295,3 +306,96 @@ def removed_when_drained(there):
     equal(there.run("pgrep", "-x", "forebay", check=False).stdout, "", "processes")
     equal(there.sh("systemctl list-units --plain --no-legend 'forebay*.service'").stdout, "", "units")
     equal(there.sh("find /usr /etc/systemd -xdev -path '*forebay*' -newer /pkgs").stdout, "", "files that are left")
+
+
+def pid_of(there):
+    return int(there.run("cat", "/disk/state/forebay.pid").stdout)
+
+
+def group_of(there):
+    return there.run("cat", f"/proc/{pid_of(there)}/cgroup").stdout.strip()
+
+
+def has_ended(there):
+    """At once: nobody waits here. The note is written before the lock is let go."""
+    return "undrained_files" in there.run("cat", "/disk/state/forebay.ended").stdout and there.run(
+        "flock", "--nonblock", "/disk/state/forebay.lock", "true", check=False).returncode == 0
+
+
+def named_from_fstab(there):
+    install(there, "1.0")
+    there.sh(f"mkdir -p /disk/scratch /disk/flash /kept && cat >/etc/forebay/kept.toml <<'E'\n{KEPT}\nE")
+    for options, time in (("defaults", "30min"), ("x-systemd.mount-timeout=7min", "7min")):
+        there.sh(f"echo '/etc/forebay/kept.toml /kept forebay {options} 0 0' >/etc/fstab && systemctl daemon-reload")
+        equal(there.run("systemctl", "show", "-P", "TimeoutUSec", "kept.mount").stdout.strip(), time, f"time by {options}")
+    there.sh(f"echo '{KEPT_LINE}' >/etc/fstab && systemctl daemon-reload && systemctl start kept.mount && echo data >/kept/file")
+    contains(group_of(there), "/kept.mount")
+    before = pid_of(there)
+    said = install(there, "2.0")
+    contains(said.stdout, "forebay: /kept goes on with version 1.0 until: umount '/kept' && mount '/kept'")
+    equal(pid_of(there), before, "process")
+    # As umount calls its helper by a path, by a name, and from systemd.
+    for how in ("umount /kept", "cd / && umount kept", "umount -c /kept", "systemctl stop kept.mount"):
+        # systemd sees a mount by hand a moment later, and would stop nothing.
+        until("systemd knows of it", lambda: there.run("systemctl", "is-active", "kept.mount", check=False).returncode == 0)
+        there.sh(how)
+        assert has_ended(there), f"{how} returned before the end"
+        there.run("mount", "/kept")
+        contains(there.run("cat", "/kept/file").stdout, "data")
+    busy = there.sh("cd /kept && umount -c /kept", check=False)
+    equal(busy.returncode, 32, "umount of what is in use")
+    contains(busy.stderr, "busy")
+
+
+def fill_and_reboot(there):
+    """All that is in memory of the copy is lost; systemd gives what is left at the end no time to speak of."""
+    there.sh("mkdir -p /etc/systemd/system.conf.d && printf '[Manager]\\nDefaultTimeoutStopSec=50ms\\n' >/etc/systemd/system.conf.d/short.conf"
+             " && systemctl daemon-reload")
+    there.sh(f"rm -f /kept/[123]; for i in 1 2 3; do head -c {KEPT_MIB // 3}M /dev/urandom >/kept/$i; done; cd /kept && sha256sum 1 2 3 >/disk/sums")
+    tiers = json.loads(there.run("forebay", "status", "--state", "/disk/state", "--json").stdout)["tiers"]
+    in_memory = sum(tier["dirty_bytes"] for tier in tiers if tier["name"] == "dram")
+    assert in_memory >= KEPT_MIB << 20, f"in memory: {in_memory}"
+    there.reboot()
+    assert there.run("mountpoint", "/kept", check=False).returncode, "/kept is mounted, so that nothing shows the reboot"
+    there.run("systemctl", "start", "kept.mount")
+    there.sh("cd /kept && sha256sum --quiet -c /disk/sums")
+
+
+def started_by_systemd(there):
+    there.sh("umount /kept")
+    until("systemd knows of it", lambda: there.run("systemctl", "is-active", "kept.mount", check=False).returncode)
+    there.run("systemctl", "start", "kept.mount")
+    contains(group_of(there), "/kept.mount")
+
+
+def rebooted(there):
+    started_by_systemd(there)
+    fill_and_reboot(there)
+
+
+def rebooted_after_a_mount_by_hand(there):
+    # As from a session, whose scope systemd ends in its own time.
+    there.sh("umount /kept && systemd-run --scope --unit=session mount /kept")
+    group = group_of(there)
+    assert group.endswith(".scope") and "session" not in group, group
+    fill_and_reboot(there)
+
+
+def rebooted_while_in_use(there):
+    started_by_systemd(there)
+    # Nothing says that it needs the mount: systemd does not stop it before. It does not end by SIGTERM.
+    there.sh("systemd-run --unit=job -p TimeoutStopSec=20s sh -c 'cd /kept; trap : TERM; while :; do sleep 1; done'")
+    until("the job runs", lambda: there.sh("test \"$(readlink /proc/$(systemctl show -P MainPID job)/cwd)\" = /kept", check=False).returncode == 0)
+    fill_and_reboot(there)
+
+
+def unmounted_at_the_removal(there):
+    there.run("forebay", "down", "--state", "/disk/state", "--drain", "--timeout", "60s")
+    there.run("mount", "/kept")
+    busy = there.sh("cd /kept && dpkg -r forebay", check=False)
+    assert busy.returncode, "removed"
+    contains(busy.stderr, "/kept (of /etc/fstab) is mounted: umount: /kept: target is busy")
+    there.run("mountpoint", "/kept")
+    there.run("dpkg", "-r", "forebay")
+    equal(there.run("pgrep", "-x", "forebay", check=False).stdout, "", "processes")
+    assert there.run("mountpoint", "/kept", check=False).returncode, "/kept is mounted"

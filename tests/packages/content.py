@@ -76,9 +76,10 @@ def program(usr):
         if command != "help":
             page = gzip.decompress((usr / f"share/man/man1/forebay-{command}.1.gz").read_bytes()).decode()
             check(f"forebay-{command}" in page.replace("\\-", "-"), f"the manual page of {command} does not name it")
-    for name in ("mount.forebay", "mount.fuse.forebay"):
-        for link in (usr / "sbin" / name, usr / f"share/man/man8/{name}.8.gz"):
-            check(link.is_symlink() and link.exists(), f"{link.relative_to(usr)} leads nowhere")
+    helpers = ("mount.forebay", "mount.fuse.forebay", "umount.forebay", "umount.fuse.forebay")
+    named = [link for name in helpers for link in (usr / "sbin" / name, usr / f"share/man/man8/{name}.8.gz")]
+    for link in (*named, usr / "lib/systemd/system-generators/forebay-generator"):
+        check(link.is_symlink() and link.exists(), f"{link.relative_to(usr)} leads nowhere")
     for name in COMPLETIONS:
         check("stage-out" in (usr / "share" / name).read_text(encoding="utf-8"), f"{name} knows no stage-out")
     for name in UNITS:

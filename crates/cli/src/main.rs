@@ -7,6 +7,7 @@
 //! - `mounts`, `instance`: finding a running burst buffer;
 //! - `abort`: the end of a mount whose process was killed;
 //! - `starter`, `dead`: what starts one again, what a dead one leaves;
+//! - `umount`, `fstab`: what umount(8) calls, and lines that mount;
 //! - `asked`: one on this node, or a cluster's server over the network;
 //! - `paths`: what the user calls a file;
 //! - `scratch`: a directory for temporary files;
@@ -27,6 +28,7 @@ mod down;
 mod ended;
 mod exit;
 mod fsck;
+mod fstab;
 mod history;
 mod instance;
 mod job;
@@ -59,6 +61,7 @@ mod state;
 mod status;
 mod top;
 mod trace;
+mod umount;
 mod up;
 mod usage;
 mod web;
@@ -168,13 +171,24 @@ fn main() -> std::process::ExitCode {
             Err(_) => Exit::Fatal.into(),
         };
     }
-    let done = match mount::is_called_by_mount(std::env::args_os().next().as_ref()) {
-        true => mount::run_for_mount(std::env::args_os().skip(1)),
+    let name = std::env::args_os().next();
+    if umount::is_called(name.as_ref()) {
+        return umount::run(args).into();
+    }
+    if mount::generator::is_called(name.as_ref()) {
+        return exit_of(mount::generator::run(args).map(|()| Exit::Complete));
+    }
+    let done = match mount::is_called_by_mount(name.as_ref()) {
+        true => mount::run_for_mount(args),
         false => match Cli::try_parse() {
             Ok(cli) => cli.command.run(),
             Err(error) => Ok(usage::report(&error)),
         },
     };
+    exit_of(done)
+}
+
+fn exit_of(done: Result<Exit, Failure>) -> std::process::ExitCode {
     let exit = done.unwrap_or_else(|failure| {
         out::fail(&failure.message);
         failure.exit

@@ -62,8 +62,8 @@ fn parse_line(line: &[u8]) -> Option<MountEntry> {
     })
 }
 
-/// Undoes the kernel's `\040` for a blank and the like.
-fn unescape(field: &[u8]) -> PathBuf {
+/// Undoes the `\040` for a blank and the like of the kernel, and of fstab(5).
+pub fn unescape(field: &[u8]) -> PathBuf {
     let mut bytes = Vec::with_capacity(field.len());
     let mut at = 0;
     while at < field.len() {
@@ -88,6 +88,11 @@ pub fn covering<'a>(table: &'a [MountEntry], path: &Path) -> Option<&'a MountEnt
         .iter()
         .filter(|entry| path.starts_with(&entry.point))
         .max_by_key(|entry| entry.point.as_os_str().len())
+}
+
+/// What is mounted at a place, on top of all others there.
+pub fn topmost<'a>(table: &'a [MountEntry], place: &Path) -> Option<&'a MountEntry> {
+    table.iter().rev().find(|entry| entry.point == place)
 }
 
 /// The mounts of the burst buffer with this state folder.

@@ -2,7 +2,7 @@
 
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStrExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use crate::exit::Failure;
 
@@ -17,8 +17,11 @@ fn refuse(what: impl std::fmt::Display) -> Failure {
 }
 
 /// `SPEC DIR [-sfnv] [-N NAMESPACE] [-t TYPE] [-o OPTIONS]`, where SPEC is the cluster's file, or
-/// that of a burst buffer of this node alone. `None` if nothing is to be done (`-f`).
-pub fn translate(args: impl Iterator<Item = OsString>) -> Result<Option<Vec<OsString>>, Failure> {
+/// that of a burst buffer of this node alone: DIR, and the command line. `None` if nothing is to be
+/// done (`-f`).
+pub fn translate(
+    args: impl Iterator<Item = OsString>,
+) -> Result<Option<(PathBuf, Vec<OsString>)>, Failure> {
     let mut args = args.peekable();
     let (mut places, mut options, mut fake) = (Vec::new(), Vec::new(), false);
     while let Some(arg) = args.next() {
@@ -42,6 +45,7 @@ pub fn translate(args: impl Iterator<Item = OsString>) -> Result<Option<Vec<OsSt
         refuse("takes a configuration file and a directory, as `mount -t forebay FILE DIR`")
     })?;
     let is_alone = is_alone(Path::new(&spec));
+    let place = PathBuf::from(&dir);
     let mut line: Vec<OsString> = match is_alone {
         true => vec!["up".into(), "--config".into(), spec, "--mount".into(), dir],
         false => vec!["mount".into(), "--config".into(), spec, dir],
@@ -50,7 +54,7 @@ pub fn translate(args: impl Iterator<Item = OsString>) -> Result<Option<Vec<OsSt
         line.extend(flag(option, is_alone)?);
     }
     line.push("--detach".into());
-    Ok((!fake).then_some(line))
+    Ok((!fake).then_some((place, line)))
 }
 
 /// Whether a file is that of `forebay up`. One that cannot be read is left to the command.
@@ -93,7 +97,7 @@ mod tests {
     fn translated(line: &str) -> Result<Option<String>, String> {
         let args = line.split(' ').map(OsString::from);
         let line = translate(args).map_err(|failure| failure.message)?;
-        Ok(line.map(|line| line.join(&OsString::from(" ")).into_string().expect("text")))
+        Ok(line.map(|(_, line)| line.join(&OsString::from(" ")).into_string().expect("text")))
     }
 
     #[test]

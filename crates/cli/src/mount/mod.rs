@@ -1,17 +1,20 @@
 //! `forebay mount`: shows the burst buffer of a server, which may be on another node.
 
+pub mod generator;
 mod helper;
 mod near;
 mod place;
 mod relay;
 mod run;
 mod samepfs;
+mod scope;
+mod utab;
 
 pub use helper::is_alone;
 pub use place::{log_of, shows};
 
 use std::ffi::OsString;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use clap::Args;
@@ -19,9 +22,9 @@ use forebay_policy::links::Distribution;
 use forebay_types::parse_duration;
 
 use crate::cluster::patient_enough;
-use crate::exit::{Exit, Failure};
+use crate::exit::{Exit, Explain, Failure, reason};
 use crate::up::detach;
-use crate::usage;
+use crate::{out, usage};
 
 /// The name under which mount(8) calls this program for the type `forebay`.
 const HELPERS: [&str; 2] = ["mount.forebay", "mount.fuse.forebay"];
@@ -36,7 +39,8 @@ const HELPERS: [&str; 2] = ["mount.forebay", "mount.fuse.forebay"];
         "server's own node programs read and write at the speed of the server's memory and flash.\n\n",
         "By default a program waits while the server is away, and goes on when the server is back; with --soft\n",
         "the program gets an I/O error after that time. `umount DIR` ends the mount.\n",
-        "As mount.forebay the program serves mount(8) and /etc/fstab:\n\n",
+        "As mount.forebay the program serves mount(8) and /etc/fstab. As umount.forebay it serves umount(8):\n",
+        "an unmount returns when the process of the mount has ended, and memory is on flash.\n\n",
         "  /etc/forebay/cluster.toml  /bb  forebay  _netdev,connections=8  0 0\n\n",
         "Example:\n",
         "  forebay mount --config /etc/forebay/cluster.toml /bb --detach\n\n",
@@ -102,10 +106,27 @@ pub fn is_called_by_mount(program: Option<&OsString>) -> bool {
 /// Does what mount(8) asks for, in the background.
 pub fn run_for_mount(args: impl Iterator<Item = OsString>) -> Result<Exit, Failure> {
     match helper::translate(args)? {
-        Some(command_line) => detach::spawn(command_line.into_iter()),
+        Some((place, command_line)) => {
+            let exit = detach::spawn_in(scope::around(&absolute(&place)?), command_line)?;
+            // Who may not write to /run may not unmount what others have mounted either.
+            if rustix::process::geteuid().is_root()
+                && let Err(error) = utab::note(&place)
+            {
+                out::complain(&format!(
+                    "{}: `umount` will return before the process has ended: {}",
+                    place.display(),
+                    reason(&error)
+                ));
+            }
+            Ok(exit)
+        }
         // Only tried, not done.
         None => Ok(Exit::Complete),
     }
+}
+
+fn absolute(place: &Path) -> Result<PathBuf, Failure> {
+    std::path::absolute(place).explain(place.display(), "")
 }
 
 #[cfg(test)]

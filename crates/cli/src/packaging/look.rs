@@ -12,9 +12,9 @@ use crate::control::{Daemon, files_and_bytes};
 use crate::ended;
 use crate::exit::{Exit, Explain, Failure};
 use crate::instance::mount_table;
-use crate::out;
 use crate::starter::Starter;
 use crate::state::{self, Holder};
+use crate::{fstab, mounts, out};
 
 /// Prints a line for each burst buffer that is in the way; partial if there is one.
 pub fn undrained(config: &Path, states: &Path) -> Result<Exit, Failure> {
@@ -36,6 +36,32 @@ fn look(config: &Path, states: &Path, mounted: Vec<PathBuf>) -> Result<Exit, Fai
         true => Exit::Complete,
         false => Exit::Partial,
     })
+}
+
+/// Prints a line for each place where a line of fstab has a burst buffer mounted: its units do not
+/// name it.
+pub fn mounted() -> Result<Exit, Failure> {
+    let table = mount_table()?;
+    let mut lines = String::new();
+    for line in fstab::read(&fstab::path())? {
+        let entry = mounts::topmost(&table, &line.place).filter(|entry| entry.is_forebay());
+        if entry.is_some_and(|entry| !is_of_a_unit(&entry.source)) {
+            let _ = writeln!(lines, "{}", line.place.display());
+        }
+    }
+    out::print(&lines);
+    Ok(Exit::Complete)
+}
+
+/// Whether a service of the package runs it.
+fn is_of_a_unit(folder: &Path) -> bool {
+    let Ok(Some(Holder::Process(Some(pid)))) = state::holder(folder) else {
+        return false;
+    };
+    let groups = std::fs::read_to_string(format!("/proc/{pid}/cgroup")).unwrap_or_default();
+    ["/forebay@", "/forebay-mount@"]
+        .iter()
+        .any(|unit| groups.contains(unit))
 }
 
 /// State folders: those that configuration files name, those where packages keep them, those of

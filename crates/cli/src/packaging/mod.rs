@@ -18,7 +18,8 @@ use crate::{out, usage};
     after_long_help = concat!(
         "Examples:\n",
         "  forebay packaging papers DIR 2026-11-27\n",
-        "  forebay packaging undrained\n\n",
+        "  forebay packaging undrained\n",
+        "  forebay packaging mounted\n\n",
         "Exit codes: 0 written, or nothing is left; 1 fatal; 3 data is not on the PFS, or a burst buffer runs."
     )
 )]
@@ -47,6 +48,8 @@ enum What {
         #[arg(long, value_name = "DIR", default_value = "/var/lib/forebay")]
         states: PathBuf,
     },
+    /// Prints where lines of /etc/fstab have a burst buffer mounted that no unit of the package runs
+    Mounted,
     /// Prints the versions of what is on disk: another forebay with the same ones goes on with it
     OnDisk,
 }
@@ -56,6 +59,7 @@ pub fn run(args: &PackagingArgs, program: clap::Command) -> Result<Exit, Failure
     match &args.what {
         What::Papers { dir, date } => papers::write(dir, date, program),
         What::Undrained { config, states } => look::undrained(config, states),
+        What::Mounted => look::mounted(),
         What::OnDisk => {
             out::print(&format!(
                 "records {}, tiers {}\n",

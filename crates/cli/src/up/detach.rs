@@ -27,27 +27,38 @@ pub fn spawn(args: impl Iterator<Item = OsString>) -> Result<Exit, Failure> {
     Ok(Exit::Complete)
 }
 
+/// The same, where there is one by a command that runs another one, such as in a scope of systemd.
+/// Where that command fails, without it.
+pub fn spawn_in(around: Option<Command>, args: Vec<OsString>) -> Result<Exit, Failure> {
+    let Some(mut command) = around else {
+        return spawn(args.into_iter());
+    };
+    keep_from_child().explain("descriptors of the caller", "")?;
+    let program = command.get_program().to_os_string();
+    command.args(&args).arg("--detached");
+    let heard = start(&mut command);
+    if let Ok((mut child, said)) = heard {
+        if let Some(word) = parse(&said) {
+            let (_, line) = understood(word, child)?;
+            out::print(&format!("{line}\n"));
+            return Ok(Exit::Complete);
+        }
+        child.wait().explain("the process that serves", "")?;
+    }
+    out::complain(&format!(
+        "{} has not started it; it is started without",
+        program.display()
+    ));
+    spawn(args.into_iter())
+}
+
 /// Starts a process that says when it serves: the process, and what it said.
 pub fn begin(args: impl Iterator<Item = OsString>) -> Result<(Child, String), Failure> {
-    let mut child = Command::new("/proc/self/exe")
-        .arg0("forebay")
-        .args(args)
-        .stdin(Stdio::null())
-        .stdout(Stdio::piped())
-        .spawn()
-        .explain("cannot start the process that serves", "")?;
-    let said = hear(&mut child).explain("the process that serves", "")?;
+    let mut command = Command::new("/proc/self/exe");
+    command.arg0("forebay").args(args);
+    let (mut child, said) = start(&mut command)?;
     match parse(&said) {
-        Some(Word::Ready(line)) => Ok((child, line.to_string())),
-        Some(Word::Failed(exit, message)) => {
-            // Its clean-up is part of the failure; that it cannot be waited for changes nothing.
-            drop(child.wait());
-            Err(Failure {
-                errno: None,
-                exit,
-                message: message.to_string(),
-            })
-        }
+        Some(word) => understood(word, child),
         None => {
             let status = child.wait().explain("the process that serves", "")?;
             let how = match (status.code(), status.signal()) {
@@ -58,6 +69,31 @@ pub fn begin(args: impl Iterator<Item = OsString>) -> Result<(Child, String), Fa
             Err(Failure::fatal(format!(
                 "the process that serves ended ({how}) before it answered; see its forebay.log"
             )))
+        }
+    }
+}
+
+fn start(command: &mut Command) -> Result<(Child, String), Failure> {
+    let mut child = command
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .spawn()
+        .explain("cannot start the process that serves", "")?;
+    let said = hear(&mut child).explain("the process that serves", "")?;
+    Ok((child, said))
+}
+
+fn understood(word: Word<'_>, mut child: Child) -> Result<(Child, String), Failure> {
+    match word {
+        Word::Ready(line) => Ok((child, line.to_string())),
+        Word::Failed(exit, message) => {
+            // Its clean-up is part of the failure; that it cannot be waited for changes nothing.
+            drop(child.wait());
+            Err(Failure {
+                errno: None,
+                exit,
+                message: message.to_string(),
+            })
         }
     }
 }

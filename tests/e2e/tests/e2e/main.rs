@@ -64,5 +64,6 @@ mod stopping;
 mod stores;
 mod thin_flash;
 mod twin;
+mod unmounting;
 mod unseen;
 mod whole;
