@@ -31,11 +31,11 @@ const HELPERS: [&str; 2] = ["mount.forebay", "mount.fuse.forebay"];
 #[command(
     after_help = usage::EXIT_CODES,
     after_long_help = concat!(
-        "The burst buffer is shown at DIR, an existing directory outside of the slow file system. Programs on\n",
-        "all nodes see the same files: a read after a completed write sees the write, on every node. On the\n",
+        "The burst buffer is shown at DIR, an existing directory outside of the slow file system. Programs on ",
+        "all nodes see the same files: a read after a completed write sees the write, on every node. On the ",
         "server's own node programs read and write at the speed of the server's memory and flash.\n\n",
-        "By default a program waits while the server is away, and goes on when the server is back; with --soft\n",
-        "the program gets an I/O error after that time. `umount DIR` ends the mount.\n",
+        "By default a program waits while the server is away, and goes on when the server is back; with --soft ",
+        "the program gets an I/O error after that time. `umount DIR` ends the mount. ",
         "As mount.forebay the program serves mount(8) and /etc/fstab:\n\n",
         "  /etc/forebay/cluster.toml  /bb  forebay  _netdev,connections=8  0 0\n\n",
         "Example:\n",
