@@ -229,7 +229,7 @@ mod tests {
         std::os::unix::fs::chown(&on_pfs, Some(ALICE), Some(ALICE)).expect("chown");
         let rooms = lab.rooms();
         let root = rooms.base.ns().root();
-        let failure = rooms.files.stage_in(&root, b"big", true, &|_| ());
+        let failure = rooms.files.stage_in(root, b"big", true, &|_| ());
         let failure = failure.map(drop).expect_err("beyond the limit");
         assert_eq!(failure.errno(), Errno::ENOSPC);
         let told = format!("beyond the limit of user {ALICE}: capacity 1.0 MiB");
