@@ -23,13 +23,13 @@ const SPANS: std::ops::RangeInclusive<Duration> =
 #[command(
     after_help = usage::EXIT_CODES,
     after_long_help = concat!(
-        "Writes to the first flash directory (memory where there is none) and copies to the PFS, each\n",
-        "alone and both at once, into files without names. Run it when little else does I/O. The outcome\n",
-        "is kept in the state folder; bandwidths in the configuration go before it. A measurement is\n",
-        "tried three times or more (nine at most), until tries agree. The command says how far tries lie\n",
+        "Writes to the first flash directory (memory where there is none) and copies to the PFS, each ",
+        "alone and both at once, into files without names. Run it when little else does I/O. The outcome ",
+        "is kept in the state folder; bandwidths in the configuration go before it. A measurement is ",
+        "tried three times or more (nine at most), until tries agree. The command says how far tries lie ",
         "apart. Where they lie too far apart it says so, and nothing changes.\n\n",
         "Examples:\n  forebay calibrate --state /var/lib/forebay\n  forebay calibrate --json --time 10s\n\n",
-        "Exit codes: 0 measured; 1 nothing runs there, no room, tries too far apart, or it is\n",
+        "Exit codes: 0 measured; 1 nothing runs there, no room, tries too far apart, or it is ",
         "another user's."
     )
 )]

@@ -47,21 +47,21 @@ const NAMING_LIMIT: Duration = Duration::from_secs(10);
 #[command(
     after_help = usage::EXIT_CODES,
     after_long_help = concat!(
-        "Without --drain, data that is not yet on the PFS stays in the state folder and the flash\n",
-        "directories; the next start with the same state folder goes on with it. Data in memory does\n",
+        "Without --drain, data that is not yet on the PFS stays in the state folder and the flash ",
+        "directories; the next start with the same state folder goes on with it. Data in memory does ",
         "not survive a restart of the machine.\n\n",
-        "The state folder of a cluster's server is the `state` in cluster.toml: `down` stops the server,\n",
-        "and the mounts of all nodes wait until it is started again. Where a further metadata server stands\n",
-        "by, that takes over, also after --drain: `forebay cluster stop` ends all. A mount alone ends by\n",
+        "The state folder of a cluster's server is the `state` in cluster.toml: `down` stops the server, ",
+        "and the mounts of all nodes wait until it is started again. Where a further metadata server stands ",
+        "by, that takes over, also after --drain: `forebay cluster stop` ends all. A mount alone ends by ",
         "`umount DIR`.\n\n",
-        "With --drain and --timeout: if the time is too short, what is left is named, and the burst\n",
-        "buffer goes on running. Without --timeout a drain that fails and moves nothing for two\n",
+        "With --drain and --timeout: if the time is too short, what is left is named, and the burst ",
+        "buffer goes on running. Without --timeout a drain that fails and moves nothing for two ",
         "minutes is reported (exit 3), and goes on being tried.\n\n",
         "Of a burst buffer that has died, a mount that is left is taken away (exit 1: not running).\n\n",
         "Examples:\n  forebay down --state /var/lib/forebay\n",
         "  forebay down --state /var/lib/forebay --drain --timeout 30m\n\n",
-        "Exit codes: 0 stopped; 1 not running, not yours, or died; 3 the drain fails (each file is named),\n",
-        "or it was stopped before all was drained; 4 timed out (what is left is named); 130 stopped\n",
+        "Exit codes: 0 stopped; 1 not running, not yours, or died; 3 the drain fails (each file is named), ",
+        "or it was stopped before all was drained; 4 timed out (what is left is named); 130 stopped ",
         "waiting (it goes on)."
     )
 )]

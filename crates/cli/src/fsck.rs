@@ -28,19 +28,19 @@ use crate::{out, up, usage};
     after_help = usage::EXIT_CODES,
     after_long_help = concat!(
         "Works on a running burst buffer as well as on one that is down.\n\n",
-        "JSON: {\"records\", \"objects\", \"verified_bytes\", \"dry_run\", \"findings\": [{\"subject\",\n",
+        "JSON: {\"records\", \"objects\", \"verified_bytes\", \"dry_run\", \"findings\": [{\"subject\", ",
         "\"kind\", \"problem\", \"action\", \"repaired\"}], \"not_looked_at\": [tiers]}.\n\n",
-        "Tiers of data servers are looked at while the metadata server runs, and by\n",
+        "Tiers of data servers are looked at while the metadata server runs, and by ",
         "`forebay fsck --state` on their own node while it does not.\n\n",
-        "--lost-tier: a file that was only in the tier is lost, and its name goes. One that the PFS, or an fsync,\n",
-        "has elsewhere goes on with that. The last lines count both. It cannot be taken back: with the disk or\n",
+        "--lost-tier: a file that was only in the tier is lost, and its name goes. One that the PFS, or an fsync, ",
+        "has elsewhere goes on with that. The last lines count both. It cannot be taken back: with the disk or ",
         "the node back, start as ever instead.\n",
-        "--lost-tier server-N first asks that server, and refuses if it answers. It names each address that does\n",
-        "not. Run it on the metadata server's node: elsewhere, or where no network leads to server-N, nobody\n",
+        "--lost-tier server-N first asks that server, and refuses if it answers. It names each address that does ",
+        "not. Run it on the metadata server's node: elsewhere, or where no network leads to server-N, nobody ",
         "could answer, and it refuses, too.\n\n",
         "Examples:\n  forebay fsck --state /var/lib/forebay\n",
         "  forebay fsck --state /var/lib/forebay --dry-run --checksums --json\n\n",
-        "Exit codes: 0 nothing wrong, or all repaired; 1 fatal; 3 something remains to be repaired\n",
+        "Exit codes: 0 nothing wrong, or all repaired; 1 fatal; 3 something remains to be repaired ",
         "(with --dry-run: anything was found), or, without --lost-tier, a tier was not looked at; 5 content that does not match its checksum."
     )
 )]

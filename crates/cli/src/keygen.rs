@@ -13,8 +13,8 @@ use crate::{out, usage};
 #[command(
     after_help = usage::EXIT_CODES,
     after_long_help = concat!(
-        "Whoever can read the key can join the cluster, and read and change every file in it. FILE is made\n",
-        "so that only its owner can read it. Each node needs the same file, with the same permissions, under\n",
+        "Whoever can read the key can join the cluster, and read and change every file in it. FILE is made ",
+        "so that only its owner can read it. Each node needs the same file, with the same permissions, under ",
         "the path that `key` in cluster.toml names; a key that others may read is not used.\n\n",
         "Example:\n  forebay keygen /etc/forebay/bb0.key\n\n",
         "Exit codes: 0 made; 1 it could not be made: one line says why (a file that exists is never replaced)."

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use clap::Args;
+use clap::{ArgGroup, Args};
 use forebay_types::{Errno, format_size, parse_duration, parse_size};
 use forebay_wire::control::{Control, ControlResponse, LendingStatus, StatusBits};
 
@@ -21,21 +21,22 @@ const LOOK: Duration = Duration::from_millis(100);
 #[derive(Args)]
 #[command(
     after_help = usage::EXIT_CODES,
+    group(ArgGroup::new("how_much").args(["size", "end"]).required(true)),
     after_long_help = concat!(
-        "For a prolog: the memory tier gets so much less than it may have otherwise, until another\n",
-        "order. What is in it beyond that moves to flash, or is drained; programs go on reading and\n",
-        "writing. Pressure gives memory back by itself, but later than a job that knows what it needs.\n",
+        "For a prolog: the memory tier gets so much less than it may have otherwise, until another ",
+        "order. What is in it beyond that moves to flash, or is drained; programs go on reading and ",
+        "writing. Pressure gives memory back by itself, but later than a job that knows what it needs. ",
         "The order is kept over restarts.\n\n",
         "Examples:\n",
         "  forebay lend 64GiB --wait 30s\n",
         "  forebay lend --end\n\n",
-        "Exit codes: 0 in force, and with --wait nothing is left beyond it; 4 some of it is still held when\n",
+        "Exit codes: 0 in force, and with --wait nothing is left beyond it; 4 some of it is still held when ",
         "the time is over: it goes on leaving; 1 it could not be ordered: one line says why."
     )
 )]
 pub struct LendArgs {
     /// How much jobs get back; 0 is the same as --end
-    #[arg(value_name = "SIZE", value_parser = size, required_unless_present = "end", conflicts_with = "end")]
+    #[arg(value_name = "SIZE", value_parser = size)]
     size: Option<u64>,
     /// Take the order back: the tier may grow again
     #[arg(long)]
@@ -127,7 +128,30 @@ fn in_words(lending: &LendingStatus) -> String {
 
 #[cfg(test)]
 mod tests {
+    use clap::Parser;
+
     use super::*;
+
+    #[derive(Parser)]
+    struct Alone {
+        #[command(flatten)]
+        lend: LendArgs,
+    }
+
+    #[test]
+    fn a_size_or_an_end_is_asked_for() {
+        let said = |words: &[&str]| {
+            let asked = Alone::try_parse_from([&["lend"], words].concat());
+            asked
+                .map(|a| (a.lend.size, a.lend.end))
+                .map_err(|e| e.to_string())
+        };
+        let missing = said(&[]).expect_err("neither");
+        assert!(missing.contains("<SIZE|--end>"), "{missing}");
+        assert!(said(&["1GiB", "--end"]).is_err(), "both");
+        assert_eq!(said(&["--end"]), Ok((None, true)));
+        assert_eq!(said(&["0"]), Ok((Some(0), false)));
+    }
 
     #[test]
     fn an_order_is_told_with_what_is_left_of_it() {

@@ -88,7 +88,7 @@ use exit::{Exit, Failure};
         "  forebay stage-out --wait /bb/run7\n",
         "  forebay down --state /var/lib/forebay --drain --timeout 30m\n\n",
         "Sizes: 4GiB, 500MB, 1.5T, plain bytes. Durations: 200ms, 30s, 5m, 1.5h, plain seconds.\n\n",
-        "Exit codes: 0 complete; 1 wrong usage or fatal; 3 partial (each path that failed is\n",
+        "Exit codes: 0 complete; 1 wrong usage or fatal; 3 partial (each path that failed is ",
         "named); 4 timed out (what is left is named); 5 verification failed; 130 interrupted."
     )
 )]
@@ -227,17 +227,43 @@ mod tests {
         assert!(!help.contains("recurse"), "{help}");
     }
 
-    /// A line that is too long is wrapped, and what is behind a comment's break is no comment.
+    /// A line that is too long is wrapped, and what is behind a comment's break is no comment. So no
+    /// line is wrapped on a terminal of 80 columns.
     #[test]
     fn the_configuration_in_the_help_is_printed_as_it_is() {
+        for (name, sample) in [
+            ("up", include_str!("up/sample.toml")),
+            ("server", include_str!("cluster/sample.toml")),
+        ] {
+            let mut cli = super::Cli::command();
+            let command = cli.find_subcommand_mut(name).expect(name);
+            let mut command = command.clone().term_width(80);
+            let help = command.render_long_help().to_string();
+            let (_, printed) = help.split_once("all its keys:\n\n").expect(name);
+            let count = sample.lines().count();
+            let printed: Vec<&str> = printed.lines().take(count).collect();
+            let lines: Vec<&str> = sample.lines().collect();
+            assert_eq!(printed, lines, "{name}");
+            let copied: Result<toml::Table, _> = toml::from_str(&printed.join("\n"));
+            assert!(copied.is_ok(), "{name}: {copied:?}");
+        }
+    }
+
+    /// Prose is broken once, by what prints it: a break of its own leaves ragged lines.
+    #[test]
+    fn prose_of_helps_has_no_breaks_of_its_own() {
         let mut cli = super::Cli::command();
-        let up = cli.find_subcommand_mut("up").expect("up");
-        let help = up.render_long_help().to_string();
-        for line in include_str!("up/sample.toml").lines() {
-            assert!(
-                help.lines().any(|printed| printed == line),
-                "wrapped: {line}"
-            );
+        for command in cli.get_subcommands_mut() {
+            let name = command.get_name().to_string();
+            let help = command.get_after_long_help().map(ToString::to_string);
+            let help = help.unwrap_or_default();
+            for paragraph in help.split("\n\n").filter(|p| !p.contains(" = ")) {
+                let lines: Vec<&str> = paragraph.lines().collect();
+                for two in lines.windows(2).filter(|two| !two[1].starts_with(' ')) {
+                    let ends = two[0].ends_with(['.', ':']) || two[0].starts_with(' ');
+                    assert!(ends, "{name}: {two:?}");
+                }
+            }
         }
     }
 }

@@ -16,11 +16,11 @@ use crate::{out, usage};
 #[command(
     after_help = usage::EXIT_CODES,
     after_long_help = concat!(
-        "Pattern 1: all fits, demote when idle. Pattern 2: checkpoints run undisturbed for tc, then\n",
-        "demotion ramps up over tdd. Pattern 3: it ramps up at once and runs at full speed for tds.\n",
+        "Pattern 1: all fits, demote when idle. Pattern 2: checkpoints run undisturbed for tc, then ",
+        "demotion ramps up over tdd. Pattern 3: it ramps up at once and runs at full speed for tds. ",
         "A plan is feasible if the burst buffer is clean again when the next period begins.\n\n",
         "Plain numbers are bytes and bytes/s; 3.2TB and 3.56GB/s are understood, too.\n\n",
-        "JSON: {\"pattern\", \"tc_s\", \"tdd_s\", \"tds_s\", \"start_dwsf_bytes\", \"full_dwsf_bytes\",\n",
+        "JSON: {\"pattern\", \"tc_s\", \"tdd_s\", \"tds_s\", \"start_dwsf_bytes\", \"full_dwsf_bytes\", ",
         "\"feasible\"}; where no plan exists all are null, \"feasible\" is false and \"reason\" says why.\n\n",
         "Example:\n  forebay plan --capacity 3.2TB --dwpp 3.84TB --bw-max 3.56GB/s --bw-min 3GB/s \\\n",
         "      --br-max 1.6GB/s --br-min 80MB/s --period 3800s\n\n",

@@ -21,11 +21,11 @@ use crate::{instance, out, usage};
 #[command(
     after_help = usage::EXIT_CODES,
     after_long_help = concat!(
-        "Policies: bbos (as the plan says), maxbw (never beside a checkpoint until full), maxeff (always\n",
+        "Policies: bbos (as the plan says), maxbw (never beside a checkpoint until full), maxeff (always ",
         "at full speed), dedicated (a share for each application, no sharing).\n",
-        "Placements (who is demoted and dropped first): bbos (outdated versions, then highest MTBF), fifo,\n",
-        "lru, coolness. A choice holds until the burst buffer stops; then the configuration counts again.\n",
-        "`forebay reload` takes changed rules and limits from the configuration. Rules, and limits of others, are\n",
+        "Placements (who is demoted and dropped first): bbos (outdated versions, then highest MTBF), fifo, ",
+        "lru, coolness. A choice holds until the burst buffer stops; then the configuration counts again. ",
+        "`forebay reload` takes changed rules and limits from the configuration. Rules, and limits of others, are ",
         "shown to root and to the user who runs it.\n\n",
         "Examples:\n  forebay policy\n  forebay policy maxeff --state /var/lib/forebay\n  forebay policy --placement lru\n\n",
         "Exit codes: 0 shown or changed; 1 nothing runs there, or it is another user's."

@@ -18,8 +18,8 @@ use crate::usage;
     after_long_help = concat!(
         "Like stage-in, but into the fastest tier. Directories recurse.\n\n",
         "Examples:\n  forebay prefetch /bb/run7/ckpt-000120\n  forebay prefetch --json /bb/input\n  forebay prefetch --list epoch.txt && python3 train.py\n\n",
-        "Exit codes: 0 complete, also where there is no regular file (an empty directory, a FIFO, a link\n",
-        "that leads nowhere); 1 none of the paths is there; 3 some paths failed (each is named); 4 timed out\n",
+        "Exit codes: 0 complete, also where there is no regular file (an empty directory, a FIFO, a link ",
+        "that leads nowhere); 1 none of the paths is there; 3 some paths failed (each is named); 4 timed out ",
         "(what is left is named); 130 stopped by Ctrl-C (what is done stays done)."
     )
 )]

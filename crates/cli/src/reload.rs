@@ -17,14 +17,14 @@ use crate::{instance, out, usage};
 #[command(
     after_help = usage::EXIT_CODES,
     after_long_help = concat!(
-        "Taken while it runs: [[rule]], [[limit]], policy, [engine] placement, bw_max, bw_min, br_max,\n",
-        "br_min, throttle and turns, [history] keep and size. All else that has changed is named: it counts after\n",
-        "a restart. A file that makes no sense changes nothing. Flags and environment variables of the\n",
+        "Taken while it runs: [[rule]], [[limit]], policy, [engine] placement, bw_max, bw_min, br_max, ",
+        "br_min, throttle and turns, [history] keep and size. All else that has changed is named: it counts after ",
+        "a restart. A file that makes no sense changes nothing. Flags and environment variables of the ",
         "start go before the file, as they did then. SIGHUP does the same; the log says what came of it.\n\n",
         "Examples:\n",
         "  forebay reload\n",
         "  forebay reload --state /var/lib/forebay --json\n\n",
-        "Exit codes: 0 all that has changed is in force; 3 some of it needs a restart; 1 nothing was taken:\n",
+        "Exit codes: 0 all that has changed is in force; 3 some of it needs a restart; 1 nothing was taken: ",
         "one line says why."
     )
 )]

@@ -31,9 +31,9 @@ const LINE_EVERY: Duration = Duration::from_secs(5);
 #[command(
     after_help = usage::EXIT_CODES,
     after_long_help = concat!(
-        "A scenario is a TOML file; docs/twin.md describes every key. The simulator\n",
+        "A scenario is a TOML file; docs/twin.md describes every key. The simulator ",
         "runs the code by which the servers decide what is demoted, evicted or written directly, and when.\n\n",
-        "JSON: {\"rows\":[...]}. Policies, experiments and fields are described in docs/twin.md, how the\n",
+        "JSON: {\"rows\":[...]}. Policies, experiments and fields are described in docs/twin.md, how the ",
         "results compare with the papers in docs/reproduction.md.\n\n",
         "Examples:\n",
         "  forebay simulate --list\n",
@@ -41,7 +41,7 @@ const LINE_EVERY: Duration = Duration::from_secs(5);
         "  forebay simulate centre.toml --seed 7 --json\n",
         "  forebay simulate centre.toml --sweep capacity=1TB..20TB --target 'stall<=1s'\n",
         "  forebay simulate centre.toml --nodes 1..16 --replicas 1,2 --max-stall 0.05\n\n",
-        "Exit codes: 0 complete; 1 wrong usage, bad scenario (line and reason) or fatal; 130 interrupted\n",
+        "Exit codes: 0 complete; 1 wrong usage, bad scenario (line and reason) or fatal; 130 interrupted ",
         "(nothing is left half-written)."
     )
 )]

@@ -14,8 +14,8 @@ use crate::usage;
     after_long_help = concat!(
         "The copies serve reads until their space is needed. Directories recurse.\n\n",
         "Examples:\n  forebay stage-in /bb/input\n  forebay stage-in --timeout 10m --from-file list.txt\n\n",
-        "Exit codes: 0 complete, also where there is no regular file (an empty directory, a FIFO, a link\n",
-        "that leads nowhere); 1 none of the paths is there; 3 some paths failed (each is named); 4 timed out\n",
+        "Exit codes: 0 complete, also where there is no regular file (an empty directory, a FIFO, a link ",
+        "that leads nowhere); 1 none of the paths is there; 3 some paths failed (each is named); 4 timed out ",
         "(what is left is named); 130 stopped by Ctrl-C (what is done stays done)."
     )
 )]

@@ -33,9 +33,9 @@ const LEAVE: &str = "\x1b[?25h\x1b[?1049l";
 #[command(
     after_help = usage::EXIT_CODES,
     after_long_help = concat!(
-        "Keys: up and down, page up and page down scroll; s sorts the applications by what they have in the burst\n",
+        "Keys: up and down, page up and page down scroll; s sorts the applications by what they have in the burst ",
         "buffer, by what is undrained, or by name; q ends it. Long names lose their middle on a narrow terminal.\n\n",
-        "Where standard output is no terminal, one page is printed below the other. On a narrow terminal columns that\n",
+        "Where standard output is no terminal, one page is printed below the other. On a narrow terminal columns that ",
         "say less are left out; `forebay status` has all.\n\n",
         "Examples:\n  forebay top\n  forebay top --state /var/lib/forebay --count 3\n",
         "  forebay top --config /etc/forebay/cluster.toml\n\n",

@@ -39,9 +39,9 @@ enum TraceCommand {
 #[derive(Args)]
 #[command(
     after_long_help = concat!(
-        "Understood: `sacct --parsable2 --format=JobID,Start,End,NNodes,NTasks,AveDiskWrite`, job logs in\n",
-        "the Standard Workload Format, the text of darshan-parser, and binary Darshan logs where\n",
-        "PyDarshan is installed (pip install darshan; FOREBAY_PYTHON names another python3). What a\n",
+        "Understood: `sacct --parsable2 --format=JobID,Start,End,NNodes,NTasks,AveDiskWrite`, job logs in ",
+        "the Standard Workload Format, the text of darshan-parser, and binary Darshan logs where ",
+        "PyDarshan is installed (pip install darshan; FOREBAY_PYTHON names another python3). What a ",
         "source cannot tell is assumed; the scenario begins with a list of what was assumed.\n\n",
         "Example:\n  forebay trace import sacct.txt --interval 30m --out centre.toml\n",
         "  forebay simulate centre.toml --set capacity=10TB\n\n",

@@ -6,9 +6,8 @@ use crate::exit::Exit;
 use crate::out;
 
 /// The exit codes, as every `--help` ends.
-pub const EXIT_CODES: &str =
-    "Exit codes: 0 complete; 1 wrong usage or fatal; 3 partial (each path that failed is named);
-4 timed out (what is left is named); 5 verification failed; 130 interrupted.";
+pub const EXIT_CODES: &str = "Exit codes: 0 complete; 1 wrong usage or fatal; 3 partial (each path that failed is named); \
+     4 timed out (what is left is named); 5 verification failed; 130 interrupted.";
 
 /// The id of a server, as arguments name it.
 pub fn server_id(text: &str) -> Result<u16, String> {

@@ -22,18 +22,18 @@ use crate::{out, usage};
     name = "where",
     after_help = usage::EXIT_CODES,
     after_long_help = concat!(
-        "States: `dirty` not yet on the PFS, `demoting` being copied there, `clean` in the burst\n",
-        "buffer and on the PFS, `pfs` only there. `dirty` with the tier `pfs`: no tier had room, so the\n",
+        "States: `dirty` not yet on the PFS, `demoting` being copied there, `clean` in the burst ",
+        "buffer and on the PFS, `pfs` only there. `dirty` with the tier `pfs`: no tier had room, so the ",
         "data is on the PFS, but hidden, until it gets its name there after the file's close.\n\n",
-        "JSON: a list of {\"path\", \"tiers\", \"state\", \"size_bytes\", \"application\", \"version\",\n",
-        "\"crc32c\", \"error\", \"unpublished\"}. Further fields where they say something: \"durability\" (what fsync\n",
-        "promises of a file in the burst buffer), \"stale_tiers\" (of \"tiers\", those with a copy of what the\n",
-        "file was before it was written, or renamed, last), and \"path_base16\" of a path that is not\n",
+        "JSON: a list of {\"path\", \"tiers\", \"state\", \"size_bytes\", \"application\", \"version\", ",
+        "\"crc32c\", \"error\", \"unpublished\"}. Further fields where they say something: \"durability\" (what fsync ",
+        "promises of a file in the burst buffer), \"stale_tiers\" (of \"tiers\", those with a copy of what the ",
+        "file was before it was written, or renamed, last), and \"path_base16\" of a path that is not ",
         "UTF-8, which has U+FFFD in place of the odd bytes in \"path\".\n\n",
         "Examples:\n  forebay where /bb/run7\n  forebay where --json /scratch/run7/ckpt-000120\n",
         "  find /bb -name '*.h5' -print0 | forebay where -0 --from-file -\n\n",
-        "Exit codes: 0 all found, also where there is no regular file (an empty directory, a FIFO, a link\n",
-        "that leads nowhere); 1 none of the paths is there, or in a burst buffer; 3 some paths were not\n",
+        "Exit codes: 0 all found, also where there is no regular file (an empty directory, a FIFO, a link ",
+        "that leads nowhere); 1 none of the paths is there, or in a burst buffer; 3 some paths were not ",
         "found, or lie outside (each is named)."
     )
 )]

@@ -18,6 +18,13 @@ impl Row {
         self
     }
 
+    /// Another value for a field that is there.
+    pub fn set(&mut self, name: &str, value: impl Into<Value>) {
+        if let Some((_, old)) = self.0.iter_mut().find(|(n, _)| *n == name) {
+            *old = value.into();
+        }
+    }
+
     /// A field.
     pub fn get(&self, name: &str) -> Option<&Value> {
         self.0.iter().find(|(n, _)| *n == name).map(|(_, v)| v)

@@ -77,11 +77,14 @@ impl Sizing {
         most.iter().any(Option::is_some) || self.min_hit_ratio.is_some()
     }
 
-    /// A hit ratio without restarts meets no limit.
+    /// A hit ratio without restarts meets no limit, nor do shares of the checkpoints' time where
+    /// no checkpoint ended.
     fn is_met(&self, point: &Point) -> bool {
         let most = |value: f64, limit: Option<f64>| limit.is_none_or(|limit| value <= limit);
         let hits = self.min_hit_ratio;
-        most(point.stall_share(), self.max_stall)
+        let of_ended = self.max_stall.or(self.max_wait);
+        (of_ended.is_none() || point.checkpoints > 0)
+            && most(point.stall_share(), self.max_stall)
             && most(point.wait_share(), self.max_wait)
             && most(point.loss_share(), self.max_loss)
             && hits.is_none_or(|limit| point.hit_ratio().is_some_and(|ratio| ratio >= limit))
@@ -193,7 +196,7 @@ pub fn size(
             if sizing.has_limits() {
                 let meets = sizing.is_met(&point);
                 let is_smallest = meets && smallest.is_none();
-                smallest = smallest.or(meets.then_some(nodes));
+                smallest = smallest.or(meets.then_some((nodes, point.unfinished)));
                 row = row
                     .with("meets_limits", meets)
                     .with("smallest", is_smallest);
@@ -203,9 +206,10 @@ pub fn size(
         curves.push((format!("replicas={replicas}"), curve));
         if sizing.has_limits() {
             report.notes.push(match smallest {
-                Some(nodes) => {
-                    format!("fewest nodes that meet the limits: {nodes}, replicas = {replicas}")
-                }
+                Some((nodes, unfinished)) => format!(
+                    "fewest nodes that meet the limits: {nodes} (checkpoints unfinished: \
+                     {unfinished}), replicas = {replicas}"
+                ),
                 None => format!("no number of nodes meets the limits, replicas = {replicas}"),
             });
         }
@@ -280,6 +284,24 @@ mod tests {
         for bad in ["", "0", "4..1", "1..x", "1.5", "5000"] {
             assert!(counts(bad).is_err(), "{bad}");
         }
+    }
+
+    #[test]
+    fn runs_in_which_no_checkpoint_ended_meet_no_limit_on_stalls() {
+        let mut asked = sizing("1", "1");
+        let empty = Point::default();
+        asked.max_loss = Some(0.1);
+        assert!(asked.is_met(&empty));
+        asked.max_stall = Some(0.1);
+        assert!(!asked.is_met(&empty));
+        asked.max_stall = None;
+        asked.max_wait = Some(0.1);
+        assert!(!asked.is_met(&empty));
+        let some = Point {
+            checkpoints: 1,
+            ..Point::default()
+        };
+        assert!(asked.is_met(&some));
     }
 
     #[test]

@@ -176,7 +176,26 @@ impl FromStr for Target {
     }
 }
 
+/// Fields that are means or maxima of the checkpoints that ended. Where none ended they are 0, and
+/// where the worst did not end they flatter.
+const OF_ENDED: [&str; 6] = [
+    "mean_stall_s",
+    "mean_wait_s",
+    "mean_latency_s",
+    "max_latency_s",
+    "stalled",
+    "mean_throughput_bytes_per_s",
+];
+
 impl Target {
+    /// Whether the target can be met by a row: where it is about checkpoints that ended, some did,
+    /// and no more than `unfinished` did not.
+    fn may_be_met(&self, row: &Row, unfinished: f64) -> bool {
+        let number = |field| row.number(field).unwrap_or(0.0);
+        !OF_ENDED.contains(&self.field.as_str())
+            || (number("checkpoints") > 0.0 && number("unfinished") <= unfinished)
+    }
+
     /// Whether a row meets the target. A hit ratio without restarts meets none.
     fn is_met(&self, row: &Row) -> Result<bool, BadSweep> {
         let Some(value) = row.get(&self.field) else {
@@ -230,6 +249,7 @@ pub fn sweep(
         text,
         set,
         targets,
+        unfinished: f64::INFINITY,
         runner: Runner::new(0, watch),
         report: Report::default(),
     };
@@ -243,6 +263,7 @@ pub fn sweep(
     let mut curves = Vec::new();
     for others in &combinations {
         let mut curve = Vec::new();
+        sweep.unfinished = f64::INFINITY;
         for (place, value) in first.values.iter().enumerate() {
             let row = sweep.one(&first.key, value, others)?;
             let x = first.numbers.get(place).copied().unwrap_or(place as f64);
@@ -274,6 +295,9 @@ struct Sweep<'a> {
     text: &'a str,
     set: &'a [Override],
     targets: &'a [Target],
+    /// Most checkpoints that may be unfinished in a row that meets a target on checkpoints: those
+    /// of the row with the largest value. No limit until that row is there.
+    unfinished: f64,
     runner: Runner<'a>,
     report: Report,
 }
@@ -302,12 +326,26 @@ impl Sweep<'_> {
         if !self.targets.is_empty() {
             let mut meets = true;
             for target in self.targets {
-                meets &= target.is_met(&row)?;
+                meets &= target.is_met(&row)? && target.may_be_met(&row, self.unfinished);
             }
             row = row.with("meets_target", meets).with("smallest", false);
         }
         self.report.rows.push(row.clone());
         Ok(row)
+    }
+
+    /// Why no row met the targets, where that is more than a missed limit.
+    fn why_none(&self, rows: &[Row]) -> String {
+        let unknown = |t: &&Target| rows.iter().all(|row| row.number(&t.field).is_none());
+        if let Some(target) = self.targets.iter().find(unknown) {
+            return format!(": no row has a {} (no restarts?)", target.field);
+        }
+        let ended = |row: &Row| row.number("checkpoints").unwrap_or(0.0) > 0.0;
+        let of_ended = |t: &Target| OF_ENDED.contains(&t.field.as_str());
+        match self.targets.iter().any(of_ended) && !rows.iter().any(ended) {
+            true => ": no row has a checkpoint that ended".into(),
+            false => String::new(),
+        }
     }
 
     fn measure(&self, row: &Row) -> f64 {
@@ -318,8 +356,30 @@ impl Sweep<'_> {
         row.number(field).unwrap_or(0.0)
     }
 
+    /// Takes the row of the largest value as the measure of what stays unfinished in any case:
+    /// rows since `of_axis` with more of it meet no target on checkpoints.
+    fn compare_unfinished(&mut self, axis: &Axis, of_axis: usize) {
+        if axis.numbers.len() != axis.values.len() {
+            // Of names none is the largest.
+            return;
+        }
+        let by_number = |a: &usize, b: &usize| axis.numbers[*a].total_cmp(&axis.numbers[*b]);
+        let Some(largest) = (0..axis.numbers.len()).max_by(by_number) else {
+            return;
+        };
+        let rows = &mut self.report.rows[of_axis..];
+        let limit = rows[largest].number("unfinished").unwrap_or(0.0);
+        for row in rows {
+            if self.targets.iter().any(|t| !t.may_be_met(row, limit)) {
+                row.set("meets_target", false);
+            }
+        }
+        self.unfinished = limit;
+    }
+
     fn search(&mut self, axis: &Axis, others: &[Override]) -> Result<(), SweepError> {
         let of_axis = self.report.rows.len() - axis.values.len();
+        self.compare_unfinished(axis, of_axis);
         let meets: Vec<bool> = self.report.rows[of_axis..]
             .iter()
             .map(|row| row.get("meets_target") == Some(&true.into()))
@@ -332,13 +392,7 @@ impl Sweep<'_> {
             report.notes.push(format!("{text}{}", where_.concat()));
         };
         let Some(place) = meets.iter().position(|m| *m) else {
-            let unknown = self.targets.iter().find(|target| {
-                let rows = &self.report.rows[of_axis..];
-                rows.iter().all(|row| row.number(&target.field).is_none())
-            });
-            let why = unknown.map_or_else(String::new, |target| {
-                format!(": no row has a {} (no restarts?)", target.field)
-            });
+            let why = self.why_none(&self.report.rows[of_axis..]);
             note(
                 &mut self.report,
                 format!("no {} of the sweep meets the target{why}", axis.key),
@@ -361,20 +415,18 @@ impl Sweep<'_> {
                 }
             }
         }
-        if let Some(field) = self.report.rows[best.0]
-            .0
-            .iter_mut()
-            .find(|(n, _)| n == "smallest")
-        {
-            field.1 = true.into();
-        }
+        self.report.rows[best.0].set("smallest", true);
+        let unfinished = self.report.rows[best.0].number("unfinished").unwrap_or(0.0);
         let value = match (axis.key.ends_with("capacity"), best.1.parse::<u64>()) {
             (true, Ok(bytes)) => format!("{} ({})", best.1, format_size(bytes)),
             _ => best.1,
         };
         note(
             &mut self.report,
-            format!("smallest {} that meets the target: {value}", axis.key),
+            format!(
+                "smallest {} that meets the target: {value} (checkpoints unfinished: {unfinished})",
+                axis.key
+            ),
         );
         Ok(())
     }
@@ -451,6 +503,47 @@ mod tests {
             report.notes[0].contains("smallest bb.capacity"),
             "{:?}",
             report.notes
+        );
+    }
+
+    /// One application whose only checkpoints come at the end of each hour.
+    const HOURLY: &str = "duration = \"86400\"\n[bb]\ncapacity = \"1GB\"\nbw_max = \"3GB/s\"\n\
+        bw_min = \"2.5GB/s\"\nbr_max = \"100MB/s\"\nbr_min = \"20MB/s\"\n[plan]\nperiod = 3600\n\
+        [[application]]\ncheckpoint = \"2TB\"\ninterval = 3600\n";
+
+    #[test]
+    fn a_buffer_in_which_no_checkpoint_ends_meets_no_target_on_checkpoints() {
+        for target in ["stall<=1s", "wait<=1s", "latency<=1000s", "stalled<=0"] {
+            let axes = ["capacity=1GB..5TB".parse().unwrap()];
+            let targets = [target.parse().unwrap()];
+            let report = sweep(HOURLY, &[], &axes, &targets, &mut |_| true).unwrap();
+            assert_eq!(report.rows[0].number("checkpoints"), Some(0.0));
+            let meets = report.rows[0].get("meets_target");
+            assert_eq!(meets, Some(&false.into()), "{target}");
+        }
+        // The target is about something else.
+        let axes = ["capacity=1GB..5TB".parse().unwrap()];
+        let targets = ["demoted_bytes>=0".parse().unwrap()];
+        let report = sweep(HOURLY, &[], &axes, &targets, &mut |_| true).unwrap();
+        assert_eq!(report.rows[0].get("meets_target"), Some(&true.into()));
+    }
+
+    #[test]
+    fn the_answer_leaves_no_more_unfinished_than_the_largest_and_says_how_many() {
+        let axes = ["capacity=1GB..5TB".parse().unwrap()];
+        let targets = ["stall<=20000s".parse().unwrap()];
+        let report = sweep(HOURLY, &[], &axes, &targets, &mut |_| true).unwrap();
+        let unfinished = |row: &Row| row.number("unfinished").unwrap();
+        let limit = unfinished(&report.rows[8]);
+        for row in &report.rows {
+            let meets = row.get("meets_target") == Some(&true.into());
+            assert!(!meets || unfinished(row) <= limit, "{row:?}");
+        }
+        let note = &report.notes[0];
+        assert!(
+            note.contains("smallest")
+                && note.contains(&format!("(checkpoints unfinished: {limit})")),
+            "{note}"
         );
     }
 

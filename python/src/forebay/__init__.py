@@ -195,9 +195,13 @@ def set_application(path: PathLike, name: Optional[str] = None, version: Optiona
     )
     if ignored:
         raise PathsError(
-            _numbers.EALREADY, f"set_application: of {len(ignored)} files it does not count", failures=ignored
+            _numbers.EALREADY, f"set_application: too late for {_files(len(ignored))}, drained before", failures=ignored
         )
     return found
+
+
+def _files(count: int) -> str:
+    return f"{count} file{'' if count == 1 else 's'}"
 
 
 def _attribute_files(path: PathLike, name: Optional[str], version: Optional[int]) -> list[bytes]:

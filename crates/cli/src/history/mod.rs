@@ -21,8 +21,8 @@ use crate::{out, usage, whole};
 #[command(
     after_help = usage::EXIT_CODES,
     after_long_help = concat!(
-        "A row is a checkpoint version (files without a version: what an application wrote without a\n",
-        "longer pause), a restart, or a movement that somebody ordered. Users see what is theirs, root\n",
+        "A row is a checkpoint version (files without a version: what an application wrote without a ",
+        "longer pause), a restart, or a movement that somebody ordered. The burst buffer must run. Users see what is theirs, root ",
         "and the user of the server see all. [history] keep and size say what is kept.\n\n",
         "Times are UTC. --since and --until take 2026-11-27, 2026-11-27T20:03, or a time ago: 12h, 7d.\n\n",
         "Examples:\n",
@@ -36,7 +36,7 @@ use crate::{out, usage, whole};
 pub struct HistoryArgs {
     #[command(flatten)]
     which: Which,
-    /// Print {"records":[...]}
+    /// Print {"kept_for_s":..., "records":[...]}
     #[arg(long)]
     json: bool,
     /// Print comma-separated values with a line of names

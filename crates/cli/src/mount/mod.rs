@@ -34,13 +34,15 @@ const HELPERS: [&str; 2] = ["mount.forebay", "mount.fuse.forebay"];
 #[command(
     after_help = usage::EXIT_CODES,
     after_long_help = concat!(
-        "The burst buffer is shown at DIR, an existing directory outside of the slow file system. Programs on\n",
-        "all nodes see the same files: a read after a completed write sees the write, on every node. On the\n",
+        "The burst buffer is shown at DIR, an existing directory outside of the slow file system. Programs on ",
+        "all nodes see the same files: a read after a completed write sees the write, on every node. On the ",
         "server's own node programs read and write at the speed of the server's memory and flash.\n\n",
-        "By default a program waits while the server is away, and goes on when the server is back; with --soft\n",
-        "the program gets an I/O error after that time. `umount DIR` ends the mount.\n",
-        "As mount.forebay the program serves mount(8) and /etc/fstab. As umount.forebay it serves umount(8):\n",
-        "an unmount returns when the process of the mount has ended, and memory is on flash.\n\n",
+        "By default a program waits while the server is away, and goes on when the server is back; with --soft ",
+        "the program gets an I/O error after that time. `umount DIR` ends the mount. ",
+        "As umount.forebay the program serves umount(8): an unmount returns when the process of the mount has ",
+        "ended, and memory is on flash. As mount.forebay it serves mount(8) and /etc/fstab:
+
+",
         "  /etc/forebay/cluster.toml  /bb  forebay  _netdev,connections=8  0 0\n\n",
         "Example:\n",
         "  forebay mount --config /etc/forebay/cluster.toml /bb --detach\n\n",

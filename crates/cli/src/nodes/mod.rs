@@ -33,11 +33,11 @@ use args::{DrainNodeArgs, StartArgs, StopArgs, UseNodeArgs};
 #[command(
     after_help = "Exit codes: 0 complete; 1 wrong usage or fatal; 3 partial; 4 timed out; 130 interrupted.",
     after_long_help = concat!(
-        "`start` starts the data servers, the metadata server and the mounts of all nodes; what runs\n",
-        "already is left alone. `stop` unmounts everywhere, copies all to the slow file system, and stops\n",
-        "the servers. Both go to the nodes by ssh; within a Slurm job by srun, on the job's nodes. A node is\n",
-        "reached under the `host` of its section [[server]], else under its first address.\n",
-        "`drain-node` has a node emptied while jobs run, so that it can be taken away; a node has the id of\n",
+        "`start` starts the data servers, the metadata server and the mounts of all nodes; what runs ",
+        "already is left alone. `stop` unmounts everywhere, copies all to the slow file system, and stops ",
+        "the servers. Both go to the nodes by ssh; within a Slurm job by srun, on the job's nodes. A node is ",
+        "reached under the `host` of its section [[server]], else under its first address. ",
+        "`drain-node` has a node emptied while jobs run, so that it can be taken away; a node has the id of ",
         "its server.\n\n",
         "Examples:\n",
         "  forebay cluster start --config cluster.toml --mount /bb\n",
@@ -45,7 +45,7 @@ use args::{DrainNodeArgs, StartArgs, StopArgs, UseNodeArgs};
         "  forebay cluster status --config cluster.toml\n",
         "  forebay cluster drain-node 3 --config cluster.toml\n",
         "  forebay cluster stop --config cluster.toml --mount /bb --timeout 30m\n\n",
-        "Exit codes: 0 complete; 1 wrong usage, or it could not be done and nothing is left of it;\n",
+        "Exit codes: 0 complete; 1 wrong usage, or it could not be done and nothing is left of it; ",
         "3 partial (each node that failed is named); 4 timed out (what is left is named); 130 interrupted."
     )
 )]

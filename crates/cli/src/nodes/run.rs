@@ -63,9 +63,9 @@ impl Said {
     }
 }
 
-/// A line from elsewhere: cut, and without what moves the cursor.
+/// A line from elsewhere: cut, and without what moves the cursor. ssh ends its lines with CR and LF.
 pub fn shown(line: &str) -> String {
-    let mut text = show_path(line.as_bytes());
+    let mut text = show_path(line.trim_end_matches('\r').as_bytes());
     if let Some((at, _)) = text.char_indices().find(|(at, _)| *at >= LINE_MAX) {
         text.truncate(at);
         text.push_str("...");
@@ -242,6 +242,12 @@ mod tests {
 
     fn sh(script: &str) -> Vec<OsString> {
         ["sh", "-c", script].map(OsString::from).to_vec()
+    }
+
+    #[test]
+    fn the_end_of_a_line_is_not_shown() {
+        assert_eq!(shown("Connection closed.\r"), "Connection closed.");
+        assert_eq!(shown("one\rtwo"), "one\\x0dtwo");
     }
 
     #[test]

@@ -228,8 +228,8 @@ impl Figures {
         let (all, hits) = self.restarts;
         let saved = self.saved_s.map_or("not known".into(), span);
         format!(
-            "{} versions, {}; waiting time saved: {saved}; over-subscription: {:.2} S; restarts from the buffer: {}\n",
-            self.versions,
+            "{}, {}; waiting time saved: {saved}; over-subscription: {:.2} S; restarts from the buffer: {}\n",
+            text::versions(self.versions),
             format_size(self.bytes),
             self.oversubscription(),
             match all {

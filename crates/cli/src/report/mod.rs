@@ -17,9 +17,9 @@ use crate::{out, usage, whole};
 #[command(
     after_help = usage::EXIT_CODES,
     after_long_help = concat!(
-        "The page needs nothing beside itself: no script, no other file, no network. Each figure says how\n",
-        "it is reckoned. What a smaller or larger burst buffer would have done is simulated with this very\n",
-        "history (docs/twin.md). Users get a report of what is theirs, root of all.\n\n",
+        "The page needs nothing beside itself: no script, no other file, no network. Each figure says how ",
+        "it is reckoned. What a smaller or larger burst buffer would have done is simulated with this very ",
+        "history (docs/twin.md). Users get a report of what is theirs, root of all. The burst buffer must run.\n\n",
         "Times are UTC. --since and --until take 2026-11-27, 2026-11-27T20:03, or a time ago: 12h, 7d.\n\n",
         "Example:\n  forebay report --since 2026-11-01 --until 2026-12-01 -o november.html\n\n",
         "Exit codes: 0 written; 1 nothing runs there, or not allowed, or no version in that time."

@@ -104,9 +104,9 @@ fn tiles(f: &Figures) -> String {
         "Written",
         &format_size(f.bytes),
         &format!(
-            "{} versions, {} in the mean. {} of it went to the PFS at once. Writes waited {} for space and {} for their turn, all \
+            "{}, {} in the mean. {} of it went to the PFS at once. Writes waited {} for space and {} for their turn, all \
              together, over all files.",
-            f.versions,
+            text::versions(f.versions),
             span(f.mean_s),
             format_size(f.direct_bytes),
             span(f.stall_s),

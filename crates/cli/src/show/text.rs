@@ -63,6 +63,20 @@ pub fn files(count: u64) -> String {
     format!("{count} {noun}")
 }
 
+/// So many checkpoint versions.
+pub fn versions(count: u64) -> String {
+    format!("{count} version{}", if count == 1 { "" } else { "s" })
+}
+
+/// For how long something has run: whole seconds, and milliseconds of the first.
+pub fn uptime(milliseconds: u64) -> String {
+    let whole = milliseconds / 1000 * 1000;
+    format_duration(Duration::from_millis(match whole {
+        0 => milliseconds.max(1),
+        whole => whole,
+    }))
+}
+
 /// `1 node`, `2 nodes`.
 pub fn nodes(count: usize) -> String {
     let noun = if count == 1 { "node" } else { "nodes" };
@@ -86,6 +100,16 @@ pub fn eta(seconds: f64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn one_version_is_no_versions_and_the_first_second_is_not_0() {
+        assert_eq!(
+            (versions(1), versions(2)),
+            ("1 version".into(), "2 versions".into())
+        );
+        assert_eq!((uptime(0), uptime(450)), ("1 ms".into(), "450 ms".into()));
+        assert_eq!(uptime(61_999), "1m 1s");
+    }
 
     #[test]
     fn names_cannot_play_with_the_terminal() {

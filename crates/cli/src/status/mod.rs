@@ -16,7 +16,7 @@ use crate::exit::{Exit, Failure};
 use crate::mounts::in_mount;
 use crate::show::json;
 use crate::show::table::{Align, Table};
-use crate::show::text::{bar, eta, files, percent, rate, show_path};
+use crate::show::text::{bar, eta, files, percent, rate, show_path, uptime};
 use crate::{out, usage};
 
 mod ahead;
@@ -45,12 +45,12 @@ const ROWS_MAX: usize = 20;
     after_help = usage::EXIT_CODES,
     after_long_help = concat!(
         "In a tier's bar `#` is data not yet on the PFS, `=` other data, `.` free space.\n\n",
-        "A server also shows its clients, and what went over each of their connections since it was opened.\n",
-        "Of a cluster it shows each node: its rack, who is missing, the links to it and the bytes over them in this\n",
+        "A server also shows its clients, and what went over each of their connections since it was opened. ",
+        "Of a cluster it shows each node: its rack, who is missing, the links to it and the bytes over them in this ",
         "session, what it holds, what nobody else has (lost if the node died now), and copies to the PFS under way.\n\n",
         "Examples:\n  forebay status\n  forebay status --state /var/lib/forebay --json\n",
         "  forebay status --config /etc/forebay/cluster.toml\n\n",
-        "Exit codes: 0 shown; 1 nothing runs there, it is starting or stopping, it is another user's, or the server does\nnot answer."
+        "Exit codes: 0 shown; 1 nothing runs there, it is starting or stopping, it is another user's, or the server does not answer."
     )
 )]
 pub struct StatusArgs {
@@ -145,7 +145,7 @@ pub fn render_live(bits: &StatusBits, room: Option<usize>, written: Option<f64>)
         page,
         "{}, up {}, process {}, state {}",
         what_it_shows(bits),
-        format_duration(Duration::from_secs(bits.uptime_ms / 1000)),
+        uptime(bits.uptime_ms),
         bits.pid,
         show_path(&bits.state)
     );
@@ -252,7 +252,7 @@ fn render_standby(bits: &StatusBits, standby: &StandbyStatus) -> String {
         "{}, up {}, process {}, state {}\nit stands by: {} leads; what is in the burst buffer: \
          `forebay status --config FILE`\n{}",
         name_of(bits),
-        format_duration(Duration::from_secs(bits.uptime_ms / 1000)),
+        uptime(bits.uptime_ms),
         bits.pid,
         show_path(&bits.state),
         standby.leader,
@@ -269,7 +269,7 @@ fn render_data_server(bits: &StatusBits, data: &DataServerStatus) -> String {
     let mut page = format!(
         "{}, up {}, process {}, state {}\n{}{used}; what is held here: `forebay status --config FILE`\n\n",
         name_of(bits),
-        format_duration(Duration::from_secs(bits.uptime_ms / 1000)),
+        uptime(bits.uptime_ms),
         bits.pid,
         show_path(&bits.state),
         keeper::line(bits)

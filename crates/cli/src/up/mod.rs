@@ -49,13 +49,14 @@ const LOOK_EVERY: Duration = Duration::from_millis(50);
 #[command(
     after_help = usage::EXIT_CODES,
     after_long_help = concat!(
-        "At least one of --dram and --ssd is needed. After a crash or kill -9 the same command with\n",
+        "At least one of --dram and --ssd is needed. After a crash or kill -9 the same command with ",
         "the same --state finds everything again and finishes what was under way.\n\n",
-        "Without --detach it runs in the foreground and logs to standard error; Ctrl-C stops it in\n",
+        "Without --detach it runs in the foreground and logs to standard error; Ctrl-C stops it in ",
         "order (data not yet on the PFS stays in the state folder), a second Ctrl-C at once.\n\n",
-        "Durability of fsync: `memory` survives the daemon, not the machine; `ssd` is on flash and\n",
+        "Durability of fsync: `memory` survives the daemon, not the machine; `ssd` is on flash and ",
         "flushed; `pfs` is on the PFS, verified. Default: ssd if there is a flash directory, else pfs.\n",
-        "Policies: bbos (default: beside checkpoints from `start` on), maxbw (only when idle or\nfull), maxeff (always), dedicated (a share for each\napplication). `forebay policy` changes it while running.\n\n",
+        "Policies: bbos (default: beside checkpoints from `start` on), maxbw (only when idle or full), ",
+        "maxeff (always), dedicated (a share for each application). `forebay policy` changes it while running.\n\n",
         "Settings come from the command line, else from the environment, else from the file:\n",
         "  FOREBAY_PFS, FOREBAY_DRAM, FOREBAY_SSD=DIR:SIZE,DIR, FOREBAY_DEMOTION_IDLE_AFTER, ...\n",
         "  FOREBAY_CONFIG names the file, FOREBAY_LOG sets the log level (error ... trace).\n",
@@ -66,7 +67,7 @@ const LOOK_EVERY: Duration = Duration::from_millis(50);
         "  forebay up --pfs /scratch --mount /bb --state /var/lib/forebay --dram 4GiB --ssd /nvme:200GB\n",
         "  forebay up --config /etc/forebay.toml --check\n",
         "  forebay up --config /etc/forebay.toml --detach\n\n",
-        "Exit codes: 0 stopped in order, or (--detach) mounted; 1 it could not be started: one line\n",
+        "Exit codes: 0 stopped in order, or (--detach) mounted; 1 it could not be started: one line ",
         "says why, nothing is mounted."
     )
 )]

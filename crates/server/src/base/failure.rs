@@ -64,6 +64,11 @@ impl Failure {
         Failure { errno, ..self }
     }
 
+    /// Whether it says in words of its own what it is about.
+    pub fn has_words(&self) -> bool {
+        !self.what.is_empty()
+    }
+
     /// The error number it becomes.
     pub fn errno(&self) -> Errno {
         self.errno

@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 use forebay_policy::demotion::choose_victims;
 use forebay_policy::limits::{Beyond, Excess, Owner, Owners};
 use forebay_tiers::TierKind;
-use forebay_types::{ObjectId, TierId};
+use forebay_types::{Errno, ObjectId, TierId, format_size};
 
 use crate::base::failure::Failure;
 use crate::buffer::ledger::Refused;
@@ -103,6 +103,29 @@ impl Files {
         }
     }
 
+    /// Why a file that has no content yet was refused space: `ENOSPC`, with the limit if that was
+    /// the reason.
+    pub(super) fn no_room(&self, refused: Refused) -> Failure {
+        let Refused::Limit { owner, excess } = refused else {
+            return Errno::ENOSPC.into();
+        };
+        let whose = match owner {
+            Owner::User(id) => format!("user {id}"),
+            Owner::Group(id) => format!("group {id}"),
+        };
+        let limits = self.buffer.ledger().limits();
+        let bounds = limits.of(owner).copied();
+        // What is missing of the capacity is told; of the undrained it is not.
+        let (kind, bytes) = match excess.missing_bytes {
+            0 => ("undrained", bounds.and_then(|b| b.undrained_bytes)),
+            _ => ("capacity", bounds.and_then(|b| b.capacity_bytes)),
+        };
+        // It may have been changed just now.
+        let size = bytes.map_or_else(String::new, |bytes| format!(" {}", format_size(bytes)));
+        let what = format!("beyond the limit of {whose}: {kind}{size}");
+        Failure::new(Errno::ENOSPC, what)
+    }
+
     /// Room beyond a limit for a file that the kernel writes: it cannot go elsewhere, and no limit
     /// is to make its writes fail. Whether its tier has it.
     pub(super) fn hold_beyond_limit(
@@ -193,6 +216,27 @@ mod tests {
         assert!(!is_there(&alices) && is_there(&bobs));
         assert_eq!(rooms.files.make_space_of(alice, 8 << 20), 0, "nothing left");
         assert!(is_there(&bobs));
+    }
+
+    #[test]
+    fn what_a_limit_keeps_from_coming_in_is_told_so() {
+        if needs_root() {
+            return;
+        }
+        let lab = limited(Beyond::Wait);
+        let on_pfs = lab.pfs("big");
+        std::fs::write(&on_pfs, vec![7; 2 << 20]).expect("write");
+        std::os::unix::fs::chown(&on_pfs, Some(ALICE), Some(ALICE)).expect("chown");
+        let rooms = lab.rooms();
+        let root = rooms.base.ns().root();
+        let failure = rooms.files.stage_in(root, b"big", true, &|_| ());
+        let failure = failure.map(drop).expect_err("beyond the limit");
+        assert_eq!(failure.errno(), Errno::ENOSPC);
+        let told = format!("beyond the limit of user {ALICE}: capacity 1.0 MiB");
+        assert_eq!(failure.to_string(), told);
+        // A full tier is nobody's limit.
+        let full = Refused::Tier { missing_bytes: 1 };
+        assert!(!rooms.files.no_room(full).has_words());
     }
 
     #[test]

@@ -85,9 +85,9 @@ impl Files {
             }
             refused => Err(refused),
         });
-        if held.is_err() {
+        if let Err(refused) = held {
             self.buffer.leave(object_id);
-            return Err(Errno::ENOSPC.into());
+            return Err(self.no_room(refused));
         }
         let mut made = self.fill(dir, name, object_id, tier, &source, &stat, empty, moved);
         if let Err(failure) = &made

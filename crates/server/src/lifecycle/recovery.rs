@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use forebay_namespace::{File, Garbage, Loaded, Migration, Namespace, Residency};
 use forebay_policy::durability::{Found, Verdict, of_undrained};
+use forebay_tiers::TierKind;
 use forebay_types::{Errno, ObjectId, TierId, failpoint};
 use forebay_wire::OUT_OF_REACH;
 
@@ -25,6 +26,11 @@ pub(crate) type Claimed = HashSet<(TierId, ObjectId)>;
 
 /// What is said of a file that may be on the PFS as it was last fsynced: see [`may_be_on_the_pfs`].
 const OPEN_FOR_WRITING: &str = "was open for writing: what was not yet flushed by fsync, if anything, is lost with the node's power";
+
+/// Of a file that a copy of the state folder has, and whose object went after that copy was made, the
+/// same is seen as of one that flash has lost.
+const NOT_ON_FLASH: &str = "is not on flash any more: it was not yet flushed by fsync and is lost with the node's power, or the state folder is older than the flash (a copy of it was put back)";
+
 /// Where not one object of a tier can be looked at, and it has so many, it is the tier that is
 /// broken.
 const BROKEN_OBJECTS_MIN: usize = 8;
@@ -531,11 +537,17 @@ impl Lifecycle {
         }
         let reason = match may_be_on_the_pfs(&residency) {
             true => OPEN_FOR_WRITING,
-            false => {
-                "was in memory only, not yet flushed by fsync, and is lost with the node's power"
-            }
+            false => self.why_missing(residency.tier),
         };
         self.give_up_lost(file, reason, "")
+    }
+
+    /// How undrained content can be gone from a tier that is there.
+    fn why_missing(&self, tier: TierId) -> &'static str {
+        match self.buffer.tiers().kind(tier) {
+            TierKind::Ssd => NOT_ON_FLASH,
+            _ => "was in memory only, not yet flushed by fsync, and is lost with the node's power",
+        }
     }
 
     fn disown(&self, file: &Arc<File>, holds: impl Fn(TierId) -> bool) -> Result<(), Failure> {
@@ -635,6 +647,22 @@ mod tests {
             look_at_all(BROKEN_OBJECTS_MIN + 1, When::From(2)),
             Ok(BROKEN_OBJECTS_MIN)
         );
+    }
+
+    #[test]
+    fn what_flash_does_not_have_any_more_was_not_in_memory_only() {
+        let lab = Lab::new();
+        let rooms = lab.rooms();
+        let handle = create(rooms, b"f", b"content");
+        rooms.files.release(handle).expect("close");
+        let file = rooms.buffer.files().pop().expect("one file");
+        // As with a record of before its removal.
+        let missing = (rooms.lifecycle).recover_missing(&file, |_| true, &mut Default::default());
+        missing.expect("given up");
+        let errors = rooms.base.errors();
+        let told = &errors.all()[0].reason;
+        assert!(told.contains("the state folder is older"), "{told}");
+        assert!(!told.contains("memory"), "{told}");
     }
 
     #[test]

@@ -281,7 +281,8 @@ fn stage_in(
         .files
         .stage_in(&visited.dir, &visited.name, true, moved);
     let staged = staged.map_err(|failure| match failure.errno() {
-        Errno::ENOSPC => failure
+        // The limit of a user or group has words of its own.
+        Errno::ENOSPC if !failure.has_words() => failure
             .about("no room in the burst buffer: everything there is in use or not drained yet"),
         _ => failure,
     });
