@@ -6,7 +6,9 @@
 //!    which it would be drained. Reads and writes of an open file go on meanwhile
 //!    ([`changeover`](crate::files::changeover)). Where no flash has room the file is drained.
 //! 3. What a kernel reads or writes by itself stays until it is closed. The ledger has the lower
-//!    capacity: the guard holds writers back as in a full tier.
+//!    capacity: the guard holds writers back as in a full tier. Where nothing else can make room
+//!    the file gets what the tier had if nothing were lent ([`Files::lent_back`]): it cannot go
+//!    elsewhere, and no write fails for memory that was lent.
 //!
 //! A move frees more memory than it needs: what is written to flash is flushed and leaves the page
 //! cache every few megabytes.
@@ -16,11 +18,16 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use forebay_namespace::File;
 use forebay_policy::demotion::{choose_victims, order_demotion};
+use forebay_policy::lending::{Pool, all_have, lent_back_bytes};
+use forebay_policy::placement::SPACE_UNIT_BYTES;
 use forebay_policy::spill::largest_flash;
-use forebay_tiers::{CopyControl, TierKind};
+use forebay_tiers::{CopyControl, MemoryNow, MemorySource, SystemMemory, TierKind};
 use forebay_types::{Errno, ObjectId, TierId, failpoint};
 
 use crate::base::failure::Failure;
+use crate::buffer::ledger::Refused;
+use crate::buffer::opens::OpenFile;
+use crate::buffer::target::Target;
 use crate::buffer::tierset::DRAM;
 use crate::files::Files;
 use crate::files::changeover::Leaving;
@@ -44,7 +51,81 @@ impl GivenBack {
     }
 }
 
+/// The pools of a look.
+pub fn pools_of(now: &MemoryNow) -> impl Iterator<Item = Pool> + use<> {
+    let pools = now.each_pool().into_iter();
+    pools.map(|pool| Pool {
+        total_bytes: pool.total_bytes,
+        available_bytes: pool.available_bytes,
+    })
+}
+
 impl Files {
+    /// Whether memory has so much beyond what is never borrowed.
+    pub(super) fn memory_has(&self, bytes: u64) -> bool {
+        let now = match &self.settings.lending {
+            Some(lending) => lending.memory.0.look(),
+            None => SystemMemory::default().look(),
+        };
+        now.is_ok_and(|now| all_have(pools_of(&now), bytes))
+    }
+
+    /// What a file in memory that cannot leave gets of what was lent, of `wish` bytes; 0 where the
+    /// tier had no more if nothing were.
+    pub(super) fn lent_back(&self, wish: u64) -> u64 {
+        match (&self.settings.lending, self.settings.dram_bytes) {
+            (Some(_), Some(full)) => {
+                lent_back_bytes(full, self.buffer.ledger().held_bytes(DRAM), wish)
+            }
+            _ => 0,
+        }
+    }
+
+    /// Has the memory tier's file system grow by so many bytes beyond what is held, and sets them
+    /// aside by `hold`. Whether it could.
+    pub(super) fn grow_memory(&self, more_bytes: u64, hold: impl FnOnce()) -> bool {
+        let ledger = self.buffer.ledger();
+        let wanted = || ledger.held_bytes(DRAM).saturating_add(more_bytes);
+        let grown = self.buffer.tiers().grow_dram(wanted, hold);
+        grown
+            .inspect_err(|error| tracing::warn!("the memory tier cannot grow: {error}"))
+            .is_ok()
+    }
+
+    /// `len` more bytes by a request for a file that a kernel writes, which is refused because
+    /// memory is lent: it cannot go elsewhere. Whether it gets them.
+    pub(super) fn hold_lent(
+        &self,
+        open: &OpenFile,
+        len: u64,
+        refused: Refused,
+    ) -> Result<bool, Failure> {
+        let is_room = matches!(refused, Refused::Tier { .. } | Refused::DirtyCap);
+        if !is_room || self.settings.lending.is_none() {
+            return Ok(false);
+        }
+        let Target::Buffer { file, object, tier } = open.target.read().clone() else {
+            return Ok(false);
+        };
+        let used = object.stat()?.allocated_bytes;
+        let held = (used + len).max(open.lease_bytes.load(Ordering::Acquire));
+        let ledger = self.buffer.ledger();
+        let hold = || ledger.hold_beyond(file.object, tier, used, held);
+        if self.buffer.tiers().kind(tier) == TierKind::Dram {
+            let wish = len.next_multiple_of(SPACE_UNIT_BYTES);
+            return Ok(self.lent_back(wish) >= len && self.grow_memory(wish, hold));
+        }
+        // The cap on undrained data is lower by what is lent; its own tier has room.
+        let spaces = ledger.spaces();
+        let space = spaces.iter().find(|s| s.index == usize::from(tier.0));
+        let has_room = space.is_some_and(|space| space.available_bytes() >= len);
+        let is_by_cap = refused == Refused::DirtyCap && has_room;
+        if is_by_cap {
+            hold();
+        }
+        Ok(is_by_cap)
+    }
+
     /// What the memory tier occupies, also what is not booked yet, bytes.
     pub fn in_memory_bytes(&self) -> u64 {
         let used = self.buffer.tiers().dram_used_bytes();

@@ -4,13 +4,14 @@
 //! so that nothing new is set aside beyond it. *fb-return* has what lies beyond it leave. Neither
 //! waits for the other: memory may go on going while a large file moves.
 
+use std::cmp::Ordering::{Equal, Greater, Less};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use forebay_namespace::{NsError, in_record};
-use forebay_policy::lending::{LendOrder, Lender, LendingError, Memory, Target};
+use forebay_policy::lending::{LendOrder, Lender, LendingError, Memory, Pool, Target, tightest};
 use forebay_tiers::MemoryNow;
 use forebay_types::{Errno, format_size};
 use forebay_wire::control::LendingStatus;
@@ -19,6 +20,7 @@ use parking_lot::{Condvar, Mutex};
 use crate::base::failure::Failure;
 use crate::base::settings::{LendingSetting, MemoryWay, Settings};
 use crate::buffer::tierset::DRAM;
+use crate::files::lending::pools_of;
 use crate::lifecycle::Lifecycle;
 
 /// Between two looks while memory may be needed any moment.
@@ -189,10 +191,13 @@ impl Lifecycle {
         let memory = Memory {
             now_s: borrowed.begun.elapsed().as_secs_f64(),
             total_bytes: now.total_bytes,
-            available_bytes: now.available_bytes,
+            pool: tightest(pools_of(&now)).unwrap_or(Pool {
+                total_bytes: now.total_bytes,
+                available_bytes: now.available_bytes,
+            }),
             stall_us: now.stall_us,
             capacity_bytes: figures.capacity_bytes,
-            used_bytes: self.files.in_memory_bytes(),
+            used_bytes: now.resident_bytes(self.files.in_memory_bytes()),
         };
         let target = deciding.lender.step(&memory, deciding.order);
         let before = deciding.last.replace(Look { now, target });
@@ -200,11 +205,10 @@ impl Lifecycle {
             let size = format_size(target.capacity_bytes);
             tracing::info!("borrowed memory: {size}: {}", target.why);
         }
-        if target.capacity_bytes != figures.capacity_bytes {
-            self.set_memory(
-                target.capacity_bytes,
-                target.capacity_bytes < figures.capacity_bytes,
-            );
+        match target.capacity_bytes.cmp(&figures.capacity_bytes) {
+            Less => self.lower_memory(target.capacity_bytes),
+            Greater => self.raise_memory(target.capacity_bytes, figures.capacity_bytes),
+            Equal => {}
         }
         if self.files.owed_bytes() > 0 {
             *borrowed.owed.0.lock() = true;
@@ -213,19 +217,29 @@ impl Lifecycle {
         target.is_tense()
     }
 
-    fn set_memory(&self, bytes: u64, is_less: bool) {
-        self.buffer.tiers().set_dram_bytes(bytes);
+    /// Nothing more is set aside, and the tmpfs follows.
+    fn lower_memory(&self, bytes: u64) {
         self.buffer.ledger().set_capacity(DRAM, bytes);
-        if is_less {
-            forebay_types::failpoint::hit(forebay_types::failpoint::Point::LendLowered);
-        }
+        self.buffer.tiers().set_dram_bytes(bytes);
+        forebay_types::failpoint::hit(forebay_types::failpoint::Point::LendLowered);
         self.fit_memory();
     }
 
-    /// The tmpfs follows what the tier may hold, and the ledger what the tmpfs can.
-    fn fit_memory(&self) {
-        let held = self.buffer.ledger().held_bytes(DRAM);
-        match self.buffer.tiers().fit_dram(held) {
+    /// The tmpfs has room before anything is set aside in it. Where it cannot grow, all stays as it
+    /// was `before`, and the next look tries again.
+    fn raise_memory(&self, bytes: u64, before: u64) {
+        self.buffer.tiers().set_dram_bytes(bytes);
+        match self.fit_memory() {
+            true => self.buffer.ledger().set_capacity(DRAM, bytes),
+            false => self.buffer.tiers().set_dram_bytes(before),
+        }
+    }
+
+    /// The tmpfs follows what the tier may hold, and the ledger what the tmpfs can. Whether it has.
+    fn fit_memory(&self) -> bool {
+        let ledger = self.buffer.ledger();
+        let fitted = self.buffer.tiers().fit_dram(|| ledger.held_bytes(DRAM));
+        match &fitted {
             Ok(()) => {}
             // A kernel has written more than is known yet: the next look sees it.
             Err(error) if error.raw_os_error() == Some(libc::EBUSY) => {}
@@ -233,10 +247,9 @@ impl Lifecycle {
         }
         let slot = self.buffer.tiers().get(DRAM);
         if let Some(space) = slot.and_then(|slot| slot.tier.space().ok()) {
-            self.buffer
-                .ledger()
-                .set_physical_free(DRAM, space.free_bytes);
+            ledger.set_physical_free(DRAM, space.free_bytes);
         }
+        fitted.is_ok()
     }
 
     /// Has jobs get so many bytes back until another order; 0 takes it back. It is on stable
@@ -283,6 +296,7 @@ mod tests {
     use std::io;
 
     use forebay_policy::lending::Lending;
+    use forebay_testkit::{needs_root, wait_until};
     use forebay_tiers::MemorySource;
     use forebay_types::{Ino, OpenFlags};
     use forebay_wire::WriteHow;
@@ -502,5 +516,69 @@ mod tests {
         machine.is_silent.store(false, Ordering::Relaxed);
         rooms.lifecycle.look_at_memory();
         assert_eq!(status(rooms).borrowed_bytes, 4 * MIB);
+    }
+
+    /// The tmpfs of the tier, whose size somebody else has changed.
+    fn remount(rooms: &Rooms, bytes: u64) {
+        let dir = rooms.base.settings().state.join("dram");
+        let flags = rustix::mount::MountFlags::empty();
+        rustix::mount::mount_remount(&dir, flags, format!("size={bytes}")).expect("remount");
+    }
+
+    #[test]
+    fn nothing_is_set_aside_in_a_tmpfs_that_has_not_grown() {
+        if needs_root() {
+            return;
+        }
+        let (lab, machine) = lab(|_| ());
+        let rooms = lab.rooms();
+        machine.has(0);
+        rooms.lifecycle.look_at_memory();
+        assert_eq!(status(rooms).borrowed_bytes, 4 * MIB);
+        // More than the tier may have is in it.
+        remount(rooms, 64 * MIB);
+        let stray = rooms.base.settings().state.join("dram/stray");
+        std::fs::write(&stray, vec![1; 24 << 20]).expect("write");
+        // Nothing was seen before: it takes what is idle at once.
+        let borrowed = rooms.lifecycle.borrowed.as_ref().expect("it borrows");
+        let bounds = rooms.base.settings().lending.as_ref().expect("set").bounds;
+        borrowed.deciding.lock().lender = Lender::new(bounds).expect("bounds");
+        machine.has(60);
+        rooms.lifecycle.look_at_memory();
+        assert_eq!(status(rooms).borrowed_bytes, 4 * MIB);
+        std::fs::remove_file(&stray).expect("remove");
+        wait_until("the next look", || {
+            rooms.lifecycle.look_at_memory();
+            status(rooms).borrowed_bytes > 4 * MIB
+        });
+    }
+
+    /// Whoever fits the tmpfs to what is held does not take what a writer was just promised.
+    #[test]
+    fn what_a_writer_is_promised_is_held_before_anybody_fits_the_tmpfs() {
+        if needs_root() {
+            return;
+        }
+        let (lab, _machine) = lab(|_| ());
+        let tiers = lab.rooms().buffer.tiers();
+        let held = AtomicU64::new(16 * MIB);
+        let fit = || tiers.fit_dram(|| held.load(Ordering::SeqCst));
+        std::thread::scope(|scope| {
+            let hold = || {
+                let (asks, asked) = std::sync::mpsc::channel();
+                scope.spawn(move || {
+                    asks.send(()).expect("somebody waits");
+                    fit().expect("fits");
+                });
+                asked.recv().expect("it asks");
+                for _ in 0..1000 {
+                    std::thread::yield_now();
+                }
+                held.store(80 * MIB, Ordering::SeqCst);
+            };
+            tiers.grow_dram(|| 80 * MIB, hold).expect("grows");
+        });
+        let slot = tiers.get(DRAM).expect("memory");
+        assert_eq!(slot.tier.space().expect("space").total_bytes, 80 * MIB);
     }
 }
