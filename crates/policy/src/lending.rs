@@ -20,6 +20,7 @@
 //! 6. What the tier uses counts: Linux does not count pages of a tmpfs as available. Its empty
 //!    room has to be covered by what is available less the reserve.
 
+use std::collections::BTreeMap;
 use std::fmt;
 
 use crate::placement::{SPACE_UNIT_BYTES, kept_memory_bytes, may_borrow};
@@ -180,6 +181,40 @@ pub struct Memory {
 pub struct LendOrder {
     /// So much less than the most, bytes.
     pub bytes: u64,
+}
+
+/// Orders by who has given them. They add up: of two jobs on one node each has its own.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct LendOrders {
+    by_name: BTreeMap<String, u64>,
+}
+
+impl LendOrders {
+    /// The order of a name takes the place of an earlier one of that name; 0 bytes: there is none
+    /// any more.
+    pub fn set(&mut self, name: &str, bytes: u64) {
+        match bytes {
+            0 => self.by_name.remove(name),
+            _ => self.by_name.insert(name.to_string(), bytes),
+        };
+    }
+
+    /// All of them as one; `None` without any.
+    pub fn sum(&self) -> Option<LendOrder> {
+        let sum = |sum: u64, bytes: &u64| sum.saturating_add(*bytes);
+        let bytes = self.by_name.values().fold(0, sum);
+        (bytes > 0).then_some(LendOrder { bytes })
+    }
+
+    /// Names and bytes, by name.
+    pub fn iter(&self) -> impl Iterator<Item = (&str, u64)> {
+        self.by_name.iter().map(|(name, bytes)| (&**name, *bytes))
+    }
+
+    /// How many there are.
+    pub fn count(&self) -> usize {
+        self.by_name.len()
+    }
 }
 
 /// Why the tier has the size that it has.

@@ -172,6 +172,21 @@ fn an_order_is_kept_until_it_is_taken_back() {
     assert_eq!(node.capacity, 32 * GIB);
 }
 
+#[test]
+fn orders_of_several_names_add_up_and_each_is_taken_back_by_itself() {
+    let mut orders = LendOrders::default();
+    assert_eq!(orders.sum(), None);
+    orders.set("one", 3 * GIB);
+    orders.set("two", 4 * GIB);
+    orders.set("one", 2 * GIB);
+    assert_eq!(orders.sum(), Some(LendOrder { bytes: 6 * GIB }));
+    orders.set("two", 0);
+    orders.set("three", 0);
+    assert_eq!(orders.iter().collect::<Vec<_>>(), [("one", 2 * GIB)]);
+    orders.set("", u64::MAX);
+    assert_eq!(orders.sum(), Some(LendOrder { bytes: u64::MAX }));
+}
+
 fn pool(total_gib: u64, available_mib: u64) -> Pool {
     Pool {
         total_bytes: total_gib * GIB,
@@ -233,7 +248,10 @@ fn what_is_borrowed_beyond_a_tier_leaves_each_pool_an_eighth() {
 #[test]
 fn a_file_that_cannot_leave_gets_what_the_tier_had_if_nothing_were_lent() {
     assert_eq!(lent_back_bytes(8 * GIB, GIB, 64 * MIB), 64 * MIB);
-    assert_eq!(lent_back_bytes(8 * GIB, 8 * GIB - 6 * MIB, 64 * MIB), 4 * MIB);
+    assert_eq!(
+        lent_back_bytes(8 * GIB, 8 * GIB - 6 * MIB, 64 * MIB),
+        4 * MIB
+    );
     assert_eq!(lent_back_bytes(8 * GIB, 8 * GIB, 64 * MIB), 0);
     assert_eq!(lent_back_bytes(8 * GIB, 9 * GIB, 64 * MIB), 0);
 }

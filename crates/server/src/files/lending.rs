@@ -13,6 +13,7 @@
 //! A move frees more memory than it needs: what is written to flash is flushed and leaves the page
 //! cache every few megabytes.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -20,9 +21,10 @@ use forebay_namespace::File;
 use forebay_policy::demotion::{choose_victims, order_demotion};
 use forebay_policy::lending::{Pool, all_have, lent_back_bytes};
 use forebay_policy::placement::SPACE_UNIT_BYTES;
-use forebay_policy::spill::largest_flash;
+use forebay_policy::spill::flash_with_clean;
 use forebay_tiers::{CopyControl, MemoryNow, MemorySource, SystemMemory, TierKind};
 use forebay_types::{Errno, ObjectId, TierId, failpoint};
+use forebay_wire::control::{LENDING_FILES_MAX, LendingFile};
 
 use crate::base::failure::Failure;
 use crate::buffer::ledger::Refused;
@@ -36,12 +38,34 @@ use crate::files::changeover::Leaving;
 const CACHED_BYTES: u64 = 32 << 20;
 
 /// What a round of giving back has done.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct GivenBack {
     /// Clean copies that were dropped, and what had no name, bytes.
     pub dropped_bytes: u64,
     /// Moved to flash, bytes.
     pub moved_bytes: u64,
+    /// Files that stay until programs close them, where something is still owed.
+    pub waits: WaitsFor,
+}
+
+/// Files in memory that cannot move: a kernel reads or writes them by itself, or they are deleted
+/// and open.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct WaitsFor {
+    /// How many.
+    pub files: u64,
+    /// What they occupy, bytes.
+    pub bytes: u64,
+    /// The largest of them.
+    pub largest: Vec<LendingFile>,
+}
+
+/// What is left in memory after a round.
+#[derive(Default)]
+struct Stays {
+    waits: WaitsFor,
+    /// Something else is not drained, and nobody writes it.
+    could_drain: bool,
 }
 
 impl GivenBack {
@@ -142,14 +166,19 @@ impl Files {
     pub fn give_back(&self) -> GivenBack {
         let mut given = GivenBack {
             dropped_bytes: self.drop_from_memory(),
-            moved_bytes: 0,
+            ..GivenBack::default()
         };
         if self.owed_bytes() > 0 {
             given.moved_bytes = self.move_from_memory();
         }
         if self.owed_bytes() > 0 {
-            // Not before: what is being copied to the PFS does not move, and flash is nearer.
-            self.buffer.queue().hurry();
+            let stays = self.what_stays();
+            if stays.could_drain {
+                // Not before: what is being copied to the PFS does not move, and flash is nearer.
+                // Nor for what a drain does not help: who is in a hurry keeps to no plan's rates.
+                self.buffer.queue().hurry();
+            }
+            given.waits = stays.waits;
         }
         given
     }
@@ -178,6 +207,8 @@ impl Files {
 
     fn move_from_memory(&self) -> u64 {
         let mut moved = 0;
+        // A look at all files: made again only when flash has changed by it.
+        let mut clean = None;
         for id in self.in_memory_by_order() {
             if self.owed_bytes() == 0 || self.base.is_ending() {
                 break;
@@ -185,7 +216,7 @@ impl Files {
             let Some(file) = self.buffer.file(ObjectId(id)) else {
                 continue;
             };
-            match self.leave_memory_for_flash(&file) {
+            match self.leave_memory_for_flash(&file, &mut clean) {
                 Ok(Some(bytes)) => {
                     failpoint::hit(failpoint::Point::LendMoved);
                     moved += bytes;
@@ -200,6 +231,54 @@ impl Files {
             }
         }
         moved
+    }
+
+    /// Files in memory that no round can move, and whether a drain would help.
+    fn what_stays(&self) -> Stays {
+        let mut stays = Stays::default();
+        for file in self.buffer.files() {
+            let (is_here, is_deleted, by_kernel, is_dirty) = {
+                let state = file.lock();
+                let residency = &state.residency;
+                (
+                    residency.tier == DRAM,
+                    state.is_unlinked(),
+                    residency.by_kernel,
+                    state.is_dirty(),
+                )
+            };
+            if !is_here {
+                continue;
+            }
+            let open = self.buffer.opens().by_ino(file.ino);
+            let is_passed = open.as_ref().is_some_and(|open| open.is_passthrough());
+            if !(is_deleted || by_kernel || is_passed) {
+                let is_written = open.as_ref().is_some_and(|open| open.is_written());
+                stays.could_drain |= is_dirty && !is_written;
+                continue;
+            }
+            let bytes = self.bytes_now(&file, open.as_deref());
+            stays.waits.files += 1;
+            stays.waits.bytes += bytes;
+            stays.waits.largest.push(LendingFile {
+                path: file.path(),
+                bytes,
+                deleted: is_deleted,
+            });
+        }
+        let largest = &mut stays.waits.largest;
+        largest.sort_by_key(|file| std::cmp::Reverse(file.bytes));
+        largest.truncate(LENDING_FILES_MAX);
+        stays
+    }
+
+    /// What a file occupies: what it has grown to since it was opened is not booked yet.
+    fn bytes_now(&self, file: &File, open: Option<&OpenFile>) -> u64 {
+        // Who moves it looks at it, too.
+        let target = open.and_then(|open| open.target.try_read());
+        let stat = target.and_then(|target| target.object().stat().ok());
+        let booked = || self.buffer.ledger().used_bytes(file.object);
+        stat.map_or_else(booked, |stat| stat.allocated_bytes)
     }
 
     /// Files in memory, in the order in which they would be drained.
@@ -226,7 +305,11 @@ impl Files {
 
     /// Answers with what has left. `None`: it stays, for it is in use in a way that does not allow
     /// it, or there is no room.
-    fn leave_memory_for_flash(&self, file: &Arc<File>) -> Result<Option<u64>, Failure> {
+    fn leave_memory_for_flash(
+        &self,
+        file: &Arc<File>,
+        clean: &mut Option<HashMap<usize, u64>>,
+    ) -> Result<Option<u64>, Failure> {
         let open = self.buffer.opens().by_ino(file.ino);
         // What it has grown to since it was opened is not booked yet.
         let bytes = match &open {
@@ -234,7 +317,10 @@ impl Files {
             None => self.buffer.ledger().used_bytes(file.object),
         };
         let with_room = self.flash_for(file, DRAM, bytes);
-        let Some(to) = with_room.or_else(|| self.flash_with_clean(bytes)) else {
+        let must_evict = with_room.is_none();
+        let find =
+            || self.flash_with_clean(bytes, clean.get_or_insert_with(|| self.clean_by_tier()));
+        let Some(to) = with_room.or_else(find) else {
             if file.lock().is_dirty() {
                 self.buffer.queue().add_urgent(file.object);
             }
@@ -263,6 +349,9 @@ impl Files {
             }
             None => self.move_to_node(file, to, &control),
         };
+        if must_evict {
+            *clean = None;
+        }
         let has_moved = moved?;
         if has_moved {
             self.uncache(file, to);
@@ -275,15 +364,33 @@ impl Files {
         file.is_copy_wanted() || open.is_some_and(|open| open.unsent.is_wanted())
     }
 
-    /// Flash of this node whose clean copies make room.
-    fn flash_with_clean(&self, bytes: u64) -> Option<TierId> {
+    /// Flash of this node whose clean copies, by tier, make room.
+    fn flash_with_clean(&self, bytes: u64, clean: &HashMap<usize, u64>) -> Option<TierId> {
         let mut spaces = self.buffer.spaces();
         spaces.retain(|space| {
             let slot = self.buffer.tiers().get(TierId(space.index as u8));
             slot.is_some_and(|slot| slot.server == self.settings.server)
         });
-        let largest = largest_flash(&spaces)?;
-        (largest.capacity_bytes >= bytes).then_some(TierId(largest.index as u8))
+        let clean_bytes = |index| clean.get(&index).copied().unwrap_or(0);
+        let index = flash_with_clean(&spaces, clean_bytes, bytes)?;
+        Some(TierId(index as u8))
+    }
+
+    /// What could be evicted, by the index of the tier, bytes.
+    fn clean_by_tier(&self) -> HashMap<usize, u64> {
+        let copies = self.buffer.ledger().restart_copies();
+        let copies = copies
+            .into_iter()
+            .map(|(tier, bytes)| (usize::from(tier.0), bytes));
+        let mut clean: HashMap<usize, u64> = copies.collect();
+        for candidate in self.clean_candidates(|state| state.residency.tier != DRAM) {
+            let object = ObjectId(candidate.candidate().id);
+            if let Some(file) = self.buffer.file(object) {
+                let bytes = self.buffer.ledger().used_bytes(object);
+                *clean.entry(usize::from(file.tier().0)).or_default() += bytes;
+            }
+        }
+        clean
     }
 
     /// What a move has written so far does not stay in the page cache: that is memory, too.

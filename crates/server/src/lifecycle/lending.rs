@@ -11,16 +11,16 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use forebay_namespace::{NsError, in_record};
-use forebay_policy::lending::{LendOrder, Lender, LendingError, Memory, Pool, Target, tightest};
+use forebay_policy::lending::{LendOrders, Lender, LendingError, Memory, Pool, Target, tightest};
 use forebay_tiers::MemoryNow;
 use forebay_types::{Errno, format_size};
-use forebay_wire::control::LendingStatus;
+use forebay_wire::control::{LENDING_ORDERS_MAX, LendingOrder, LendingStatus};
 use parking_lot::{Condvar, Mutex};
 
 use crate::base::failure::Failure;
 use crate::base::settings::{LendingSetting, MemoryWay, Settings};
 use crate::buffer::tierset::DRAM;
-use crate::files::lending::pools_of;
+use crate::files::lending::{GivenBack, WaitsFor, pools_of};
 use crate::lifecycle::Lifecycle;
 
 /// Between two looks while memory may be needed any moment.
@@ -31,9 +31,11 @@ const CALM: Duration = Duration::from_secs(1);
 const AGAIN: Duration = Duration::from_millis(100);
 /// A round looks at all files: it takes one part in so many of the time at most.
 const SHARE_OF_TIME: u32 = 4;
-/// Under which the order is on record.
-const NAME: &str = "lend";
-const WHAT: &str = "order to lend memory";
+/// Under which the orders are on record.
+const NAME: &str = "lend-orders";
+const WHAT: &str = "orders to lend memory";
+/// How an order is on record: its name, and bytes.
+type OnRecord = Vec<(String, u64)>;
 
 /// What one look has seen and come to.
 #[derive(Clone, Debug)]
@@ -44,7 +46,7 @@ struct Look {
 
 struct Deciding {
     lender: Lender,
-    order: Option<LendOrder>,
+    orders: LendOrders,
     last: Option<Look>,
     /// Said already.
     missing_group: Option<PathBuf>,
@@ -56,6 +58,11 @@ pub struct Borrowed {
     memory: MemoryWay,
     begun: Instant,
     deciding: Mutex<Deciding>,
+    /// Held from an order to its record: a store that is slow holds up other orders, and neither
+    /// looks nor who asks for the status.
+    ordering: Mutex<()>,
+    /// What the last round of giving back has left.
+    waits: Mutex<WaitsFor>,
     /// Signalled when there is something to be given back.
     owed: (Mutex<bool>, Condvar),
     dropped_bytes: AtomicU64,
@@ -76,20 +83,18 @@ impl Borrowed {
             begun: Instant::now(),
             deciding: Mutex::new(Deciding {
                 lender: Lender::new(*bounds)?,
-                order: None,
+                orders: LendOrders::default(),
                 last: None,
                 missing_group: None,
                 is_blind: false,
             }),
+            ordering: Mutex::default(),
+            waits: Mutex::default(),
             owed: Default::default(),
             dropped_bytes: AtomicU64::new(0),
             moved_bytes: AtomicU64::new(0),
         }))
     }
-}
-
-fn order_of(bytes: u64) -> Option<LendOrder> {
-    (bytes > 0).then_some(LendOrder { bytes })
 }
 
 /// The thread that looks.
@@ -120,11 +125,7 @@ pub fn give_back(lifecycle: &Arc<Lifecycle>) {
             continue;
         }
         let begun = Instant::now();
-        let given = lifecycle.files.give_back();
-        let count = |total: &AtomicU64, bytes| total.fetch_add(bytes, Ordering::Relaxed);
-        count(&borrowed.dropped_bytes, given.dropped_bytes);
-        count(&borrowed.moved_bytes, given.moved_bytes);
-        lifecycle.fit_memory();
+        let given = lifecycle.give_back_once(borrowed);
         if lifecycle.files.owed_bytes() > 0 {
             let took = begun.elapsed();
             let pause = if given.is_any() {
@@ -144,14 +145,27 @@ impl Lifecycle {
         self.borrowed.is_some()
     }
 
-    /// Goes on with the order of before.
+    fn give_back_once(&self, borrowed: &Borrowed) -> GivenBack {
+        let given = self.files.give_back();
+        let count = |total: &AtomicU64, bytes| total.fetch_add(bytes, Ordering::Relaxed);
+        count(&borrowed.dropped_bytes, given.dropped_bytes);
+        count(&borrowed.moved_bytes, given.moved_bytes);
+        borrowed.waits.lock().clone_from(&given.waits);
+        self.fit_memory();
+        given
+    }
+
+    /// Goes on with the orders of before.
     pub fn restore_order_to_lend(&self) -> Result<(), NsError> {
         let Some(borrowed) = &self.borrowed else {
             return Ok(());
         };
         if let Some(bytes) = self.ns.get_fact(NAME)? {
-            let bytes: u64 = postcard::from_bytes(&bytes).map_err(in_record(WHAT))?;
-            borrowed.deciding.lock().order = order_of(bytes);
+            let known: OnRecord = postcard::from_bytes(&bytes).map_err(in_record(WHAT))?;
+            let orders = &mut borrowed.deciding.lock().orders;
+            for (name, bytes) in &known {
+                orders.set(name, *bytes);
+            }
         }
         Ok(())
     }
@@ -199,7 +213,7 @@ impl Lifecycle {
             capacity_bytes: figures.capacity_bytes,
             used_bytes: now.resident_bytes(self.files.in_memory_bytes()),
         };
-        let target = deciding.lender.step(&memory, deciding.order);
+        let target = deciding.lender.step(&memory, deciding.orders.sum());
         let before = deciding.last.replace(Look { now, target });
         if before.is_none_or(|before| before.target.why != target.why) {
             let size = format_size(target.capacity_bytes);
@@ -252,18 +266,30 @@ impl Lifecycle {
         fitted.is_ok()
     }
 
-    /// Has jobs get so many bytes back until another order; 0 takes it back. It is on stable
-    /// storage and in force when this returns.
+    /// Has jobs get so many bytes back until another order of that name; 0 takes it back. Orders of
+    /// other names stay in force. It is on stable storage and in force when this returns.
     ///
     /// # Errors
-    /// `EOPNOTSUPP` where the memory tier does not borrow.
-    pub fn order_lend(&self, bytes: u64) -> Result<(), Failure> {
+    /// `EOPNOTSUPP` where the memory tier does not borrow, `EDQUOT` beyond [`LENDING_ORDERS_MAX`]
+    /// orders.
+    pub fn order_lend(&self, name: &str, bytes: u64) -> Result<(), Failure> {
         let borrowed = self.borrowed.as_ref().ok_or(Errno::EOPNOTSUPP)?;
-        let mut deciding = borrowed.deciding.lock();
-        let record = postcard::to_stdvec(&bytes).map_err(in_record(WHAT))?;
+        let one = borrowed.ordering.lock();
+        let mut orders = borrowed.deciding.lock().orders.clone();
+        orders.set(name, bytes);
+        if orders.count() > LENDING_ORDERS_MAX {
+            return Err(Failure::new(
+                Errno::EDQUOT,
+                format!("{LENDING_ORDERS_MAX} orders are in force"),
+            ));
+        }
+        let known = orders.iter().map(|(name, bytes)| (name.to_string(), bytes));
+        let record = postcard::to_stdvec(&known.collect::<OnRecord>()).map_err(in_record(WHAT))?;
         self.ns.put_fact(NAME, &record)?;
         self.ns.sync()?;
-        deciding.order = order_of(bytes);
+        let mut deciding = borrowed.deciding.lock();
+        deciding.orders = orders;
+        drop(one);
         self.look(borrowed, &mut deciding);
         Ok(())
     }
@@ -275,13 +301,26 @@ impl Lifecycle {
         let Look { now, target } = deciding.last.as_ref()?;
         let figures = self.buffer.ledger().figures(DRAM);
         let load = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        let owed_bytes = self.files.owed_bytes();
+        let waits = match owed_bytes {
+            0 => WaitsFor::default(),
+            _ => borrowed.waits.lock().clone(),
+        };
+        let orders = deciding.orders.iter().map(|(name, bytes)| LendingOrder {
+            name: name.to_string(),
+            bytes,
+        });
         Some(LendingStatus {
             borrowed_bytes: figures.capacity_bytes,
             used_bytes: self.files.in_memory_bytes(),
             floor_bytes: target.floor_bytes,
             ceiling_bytes: target.ceiling_bytes,
-            ordered_bytes: deciding.order.map_or(0, |order| order.bytes),
-            owed_bytes: self.files.owed_bytes(),
+            ordered_bytes: deciding.orders.sum().map_or(0, |order| order.bytes),
+            orders: orders.collect(),
+            owed_bytes,
+            waits_files: waits.files,
+            waits_bytes: waits.bytes,
+            waits_for: waits.largest,
             why: target.why.name().to_string(),
             memory_bytes: now.total_bytes,
             available_bytes: now.available_bytes,
@@ -292,293 +331,5 @@ impl Lifecycle {
 }
 
 #[cfg(test)]
-mod tests {
-    use std::io;
-
-    use forebay_policy::lending::Lending;
-    use forebay_testkit::{needs_root, wait_until};
-    use forebay_tiers::MemorySource;
-    use forebay_types::{Ino, OpenFlags};
-    use forebay_wire::WriteHow;
-
-    use super::*;
-    use crate::rooms::Rooms;
-    use crate::testing::{FLASH, Lab, answer, create, drain};
-
-    const MIB: u64 = 1 << 20;
-    const RDWR: OpenFlags = OpenFlags(libc::O_RDWR as u32);
-
-    /// A machine of 64 MiB, of which the tier may have 16, and that keeps 16.
-    #[derive(Default)]
-    struct Machine {
-        available_mib: AtomicU64,
-        is_silent: std::sync::atomic::AtomicBool,
-    }
-
-    impl MemorySource for Machine {
-        fn look(&self) -> io::Result<MemoryNow> {
-            if self.is_silent.load(Ordering::Relaxed) {
-                return Err(Errno::EIO.into());
-            }
-            Ok(MemoryNow {
-                machine_bytes: 64 * MIB,
-                total_bytes: 64 * MIB,
-                available_bytes: self.available_mib.load(Ordering::Relaxed) * MIB,
-                ..MemoryNow::default()
-            })
-        }
-    }
-
-    impl Machine {
-        fn has(&self, available_mib: u64) {
-            self.available_mib.store(available_mib, Ordering::Relaxed);
-        }
-    }
-
-    fn lab(change: impl FnOnce(&mut Settings)) -> (Lab, Arc<Machine>) {
-        let machine = Arc::new(Machine::default());
-        machine.has(60);
-        let lab = Lab::with(|settings| {
-            settings.dram_bytes = Some(16 * MIB);
-            settings.lending = Some(LendingSetting {
-                bounds: Lending {
-                    max_bytes: 16 * MIB,
-                    max_share: 1.0,
-                    ..Lending::default()
-                },
-                memory: MemoryWay(machine.clone()),
-            });
-            change(settings);
-        });
-        lab.rooms().lifecycle.look_at_memory();
-        (lab, machine)
-    }
-
-    fn status(rooms: &Rooms) -> LendingStatus {
-        rooms.lifecycle.lending_status().expect("it borrows")
-    }
-
-    /// Content of so many megabytes that differs from place to place.
-    fn content(seed: u8, mib: u64) -> Vec<u8> {
-        let word = |at: u64| (at.wrapping_mul(0x9e37_79b9) >> 7) as u8 ^ seed;
-        (0..mib * MIB).map(word).collect()
-    }
-
-    fn read(rooms: &Rooms, ino: Ino, len: usize) -> Vec<u8> {
-        let (opened, _) = rooms.files.open(ino, RDWR, None).expect("open");
-        let mut bytes = vec![0; len];
-        let read = rooms.files.read(opened.handle, 0, &mut bytes);
-        assert_eq!(answer(read), Ok(len));
-        rooms.files.release(opened.handle).expect("close");
-        bytes
-    }
-
-    fn give_back(rooms: &Rooms) -> crate::files::lending::GivenBack {
-        let given = rooms.files.give_back();
-        rooms.lifecycle.fit_memory();
-        given
-    }
-
-    #[test]
-    fn what_jobs_need_leaves_memory_and_is_what_it_was() {
-        let (lab, machine) = lab(|_| ());
-        let rooms = lab.rooms();
-        assert_eq!(
-            (status(rooms).borrowed_bytes, &*status(rooms).why),
-            (16 * MIB, "ceiling")
-        );
-        let (first, second) = (content(1, 5), content(2, 6));
-        rooms
-            .files
-            .release(create(rooms, b"clean", &first))
-            .expect("close");
-        drain(rooms);
-        rooms
-            .files
-            .release(create(rooms, b"dirty", &second))
-            .expect("close");
-        let files = rooms.buffer.files();
-        assert!(files.iter().all(|file| file.tier() == DRAM));
-        machine.has(16);
-        assert!(rooms.lifecycle.look_at_memory(), "the next look is soon");
-        let told = status(rooms);
-        assert_eq!((told.borrowed_bytes, &*told.why), (4 * MIB, "jobs"));
-        assert_eq!(told.owed_bytes, told.used_bytes - 4 * MIB);
-        let given = give_back(rooms);
-        assert!(
-            given.dropped_bytes >= 5 * MIB && given.moved_bytes >= 6 * MIB,
-            "{given:?}"
-        );
-        assert_eq!(status(rooms).owed_bytes, 0);
-        let dirty = files.iter().find(|file| file.path().ends_with(b"dirty"));
-        let dirty = dirty.expect("it is there");
-        assert_eq!(dirty.tier(), FLASH);
-        assert!(dirty.lock().is_dirty());
-        assert!(read(rooms, dirty.ino, second.len()) == second);
-        assert_eq!(lab.on_pfs("clean"), first);
-        assert_eq!(rooms.lifecycle.audit_books(), Vec::<String>::new());
-    }
-
-    #[test]
-    fn a_file_that_is_open_moves_and_is_read_and_written_on() {
-        let (lab, machine) = lab(|_| ());
-        let rooms = lab.rooms();
-        let mut held = content(3, 8);
-        let handle = create(rooms, b"open", &held);
-        let file = rooms.buffer.files().pop().expect("file");
-        machine.has(16);
-        rooms.lifecycle.look_at_memory();
-        assert_eq!(give_back(rooms).moved_bytes, 8 * MIB);
-        assert_eq!(file.tier(), FLASH);
-        let more = content(4, 1);
-        let written = rooms
-            .files
-            .write(handle, held.len() as u64, &more, WriteHow::WAITING);
-        assert_eq!(answer(written), Ok(Some(more.len())));
-        held.extend(more);
-        rooms.files.release(handle).expect("close");
-        assert!(read(rooms, file.ino, held.len()) == held);
-        assert_eq!(rooms.lifecycle.audit_books(), Vec::<String>::new());
-    }
-
-    #[test]
-    fn a_write_that_comes_while_memory_is_short_does_not_fail() {
-        let (lab, machine) = lab(|_| ());
-        let rooms = lab.rooms();
-        let handle = create(rooms, b"grows", &content(5, 3));
-        machine.has(0);
-        rooms.lifecycle.look_at_memory();
-        assert_eq!(status(rooms).borrowed_bytes, 4 * MIB);
-        let more = content(6, 6);
-        let written = rooms.files.write(handle, 3 * MIB, &more, WriteHow::WAITING);
-        assert_eq!(answer(written), Ok(Some(more.len())));
-        rooms.files.release(handle).expect("close");
-        // New files do not go where there is no room.
-        rooms
-            .files
-            .release(create(rooms, b"new", &content(7, 5)))
-            .expect("close");
-        give_back(rooms);
-        assert_eq!(status(rooms).owed_bytes, 0);
-        assert_eq!(rooms.lifecycle.audit_books(), Vec::<String>::new());
-    }
-
-    #[test]
-    fn without_flash_what_is_not_drained_is_drained_first() {
-        let (lab, machine) = lab(|settings| settings.ssd.clear());
-        let rooms = lab.rooms();
-        rooms
-            .files
-            .release(create(rooms, b"f", &content(8, 8)))
-            .expect("close");
-        machine.has(8);
-        rooms.lifecycle.look_at_memory();
-        assert!(!give_back(rooms).is_any());
-        drain(rooms);
-        assert_eq!(give_back(rooms).dropped_bytes, 8 * MIB);
-        assert_eq!(status(rooms).owed_bytes, 0);
-        assert_eq!(lab.on_pfs("f"), content(8, 8));
-    }
-
-    #[test]
-    fn an_order_lowers_it_at_once_and_is_remembered() {
-        let (lab, _machine) = lab(|_| ());
-        let rooms = lab.rooms();
-        answer(rooms.lifecycle.order_lend(10 * MIB)).expect("ordered");
-        let told = status(rooms);
-        assert_eq!(
-            (told.borrowed_bytes, told.ceiling_bytes),
-            (6 * MIB, 6 * MIB)
-        );
-        assert_eq!((told.ordered_bytes, &*told.why), (10 * MIB, "ordered"));
-        // As a start does.
-        let borrowed = rooms.lifecycle.borrowed.as_ref().expect("it borrows");
-        borrowed.deciding.lock().order = None;
-        rooms.lifecycle.restore_order_to_lend().expect("on record");
-        rooms.lifecycle.look_at_memory();
-        assert_eq!(status(rooms).ceiling_bytes, 6 * MIB);
-        answer(rooms.lifecycle.order_lend(0)).expect("taken back");
-        assert_eq!(status(rooms).ceiling_bytes, 16 * MIB);
-        let fixed = Lab::with(|settings| settings.dram_bytes = Some(16 * MIB));
-        let refused = fixed.rooms().lifecycle.order_lend(MIB);
-        assert_eq!(answer(refused), Err(Errno::EOPNOTSUPP));
-        assert_eq!(fixed.rooms().lifecycle.lending_status(), None);
-    }
-
-    #[test]
-    fn while_nobody_says_how_much_there_is_it_stays_as_it_is() {
-        let (lab, machine) = lab(|_| ());
-        let rooms = lab.rooms();
-        machine.has(0);
-        machine.is_silent.store(true, Ordering::Relaxed);
-        assert!(rooms.lifecycle.look_at_memory(), "it is asked again soon");
-        assert_eq!(status(rooms).borrowed_bytes, 16 * MIB);
-        machine.is_silent.store(false, Ordering::Relaxed);
-        rooms.lifecycle.look_at_memory();
-        assert_eq!(status(rooms).borrowed_bytes, 4 * MIB);
-    }
-
-    /// The tmpfs of the tier, whose size somebody else has changed.
-    fn remount(rooms: &Rooms, bytes: u64) {
-        let dir = rooms.base.settings().state.join("dram");
-        let flags = rustix::mount::MountFlags::empty();
-        rustix::mount::mount_remount(&dir, flags, format!("size={bytes}")).expect("remount");
-    }
-
-    #[test]
-    fn nothing_is_set_aside_in_a_tmpfs_that_has_not_grown() {
-        if needs_root() {
-            return;
-        }
-        let (lab, machine) = lab(|_| ());
-        let rooms = lab.rooms();
-        machine.has(0);
-        rooms.lifecycle.look_at_memory();
-        assert_eq!(status(rooms).borrowed_bytes, 4 * MIB);
-        // More than the tier may have is in it.
-        remount(rooms, 64 * MIB);
-        let stray = rooms.base.settings().state.join("dram/stray");
-        std::fs::write(&stray, vec![1; 24 << 20]).expect("write");
-        // Nothing was seen before: it takes what is idle at once.
-        let borrowed = rooms.lifecycle.borrowed.as_ref().expect("it borrows");
-        let bounds = rooms.base.settings().lending.as_ref().expect("set").bounds;
-        borrowed.deciding.lock().lender = Lender::new(bounds).expect("bounds");
-        machine.has(60);
-        rooms.lifecycle.look_at_memory();
-        assert_eq!(status(rooms).borrowed_bytes, 4 * MIB);
-        std::fs::remove_file(&stray).expect("remove");
-        wait_until("the next look", || {
-            rooms.lifecycle.look_at_memory();
-            status(rooms).borrowed_bytes > 4 * MIB
-        });
-    }
-
-    /// Whoever fits the tmpfs to what is held does not take what a writer was just promised.
-    #[test]
-    fn what_a_writer_is_promised_is_held_before_anybody_fits_the_tmpfs() {
-        if needs_root() {
-            return;
-        }
-        let (lab, _machine) = lab(|_| ());
-        let tiers = lab.rooms().buffer.tiers();
-        let held = AtomicU64::new(16 * MIB);
-        let fit = || tiers.fit_dram(|| held.load(Ordering::SeqCst));
-        std::thread::scope(|scope| {
-            let hold = || {
-                let (asks, asked) = std::sync::mpsc::channel();
-                scope.spawn(move || {
-                    asks.send(()).expect("somebody waits");
-                    fit().expect("fits");
-                });
-                asked.recv().expect("it asks");
-                for _ in 0..1000 {
-                    std::thread::yield_now();
-                }
-                held.store(80 * MIB, Ordering::SeqCst);
-            };
-            tiers.grow_dram(|| 80 * MIB, hold).expect("grows");
-        });
-        let slot = tiers.get(DRAM).expect("memory");
-        assert_eq!(slot.tier.space().expect("space").total_bytes, 80 * MIB);
-    }
-}
+#[path = "lending_tests.rs"]
+mod tests;

@@ -107,9 +107,7 @@ fn no_write_of_the_kernel_fails_for_memory_that_was_lent() {
     assert!(is_more && last <= FULL, "{last}");
     // All that the tier had if nothing were lent: more it would not have found there either.
     assert_eq!(borrows(&lab, &open, false), (false, last));
-    machine
-        .available_bytes
-        .store(512 * MIB, Ordering::Relaxed);
+    machine.available_bytes.store(512 * MIB, Ordering::Relaxed);
     assert_eq!(
         borrows(&lab, &open, true),
         (true, last + MIN_EXTENSION_BYTES)
