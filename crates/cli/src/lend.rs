@@ -186,11 +186,11 @@ mod tests {
             bytes: 1,
             deleted,
         };
-        lending.waits_for = vec![file(b"run/a", false), file(b"b\n", true)];
+        lending.waits_for = vec![file(b"run/a", false), file(b"(unlinked object 1)", true)];
         assert_eq!(
             in_words(&lending),
             "8.0 GiB go back to jobs by 2 orders: the memory tier may have 4.0 GiB; 1.0 GiB are still to leave it: \
-             512.0 MiB stay until programs close 3 files (run/a, b\\n (deleted), ...)"
+             512.0 MiB stay until programs close 3 files (run/a, (unlinked object 1), ...)"
         );
         (lending.ordered_bytes, lending.owed_bytes) = (0, 0);
         assert_eq!(

@@ -39,15 +39,7 @@ pub fn waits(lending: &LendingStatus) -> String {
     };
     let bytes = format_size(lending.waits_bytes);
     let named = lending.waits_for.iter().take(NAMED);
-    let mut names: Vec<String> = named
-        .map(|file| {
-            let name = show_path(&file.path);
-            match file.deleted {
-                true => format!("{name} (deleted)"),
-                false => name,
-            }
-        })
-        .collect();
+    let mut names: Vec<String> = named.map(|file| show_path(&file.path)).collect();
     if !names.is_empty() && lending.waits_files > names.len() as u64 {
         names.push("...".into());
     }

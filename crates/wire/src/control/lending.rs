@@ -44,7 +44,7 @@ pub const LENDING_FILES_MAX: usize = 16;
 /// A file in memory that cannot move before it is closed.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LendingFile {
-    /// Relative to the root of the mount; of a deleted one the last that it had.
+    /// Relative to the root of the mount; of a deleted one what its object is.
     pub path: Vec<u8>,
     /// What it occupies, bytes.
     pub bytes: u64,
