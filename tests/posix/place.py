@@ -86,7 +86,7 @@ def on_nodes(base, binary, other):
 def place(base, binary, way):
     """A burst buffer that serves in this way, until the end of the block; then everything is on the PFS."""
     # Short names: the path of a socket has 107 bytes at most.
-    base = base / way[0]
+    base = base / way[:2]
     base.mkdir()
     other = base / "other"
     other.mkdir()

@@ -5,13 +5,15 @@ use std::time::{Duration, Instant};
 
 use clap::{ArgGroup, Args};
 use forebay_types::{Errno, format_size, parse_duration, parse_size};
-use forebay_wire::control::{Control, ControlResponse, LendingStatus, StatusBits};
+use forebay_wire::control::{
+    Control, ControlResponse, LENDING_NAME_MAX, LENDING_ORDERS_MAX, LendingStatus, StatusBits,
+};
 
 use crate::control::{AskError, Daemon};
 use crate::exit::{Exit, Explain, Failure};
 use crate::show::json;
 use crate::signals::Signals;
-use crate::status::lending_json;
+use crate::status::{lending_json, lending_waits as waits};
 use crate::{instance, out, usage};
 
 /// Between two looks at what is still to leave.
@@ -24,12 +26,15 @@ const LOOK: Duration = Duration::from_millis(100);
     group(ArgGroup::new("how_much").args(["size", "end"]).required(true)),
     after_long_help = concat!(
         "For a prolog: the memory tier gets so much less than it may have otherwise, until another ",
-        "order. What is in it beyond that moves to flash, or is drained; programs go on reading and ",
+        "order of the same name. Orders of several names add up: with --for each job on a node has its ",
+        "own, and --end takes back that one alone. What is in it beyond that moves to flash, or is drained; programs go on reading and ",
         "writing. Pressure gives memory back by itself, but later than a job that knows what it needs. ",
         "The order is kept over restarts.\n\n",
         "Examples:\n",
         "  forebay lend 64GiB --wait 30s\n",
-        "  forebay lend --end\n\n",
+        "  forebay lend --end\n",
+        "  forebay lend 64GiB --for \"$SLURM_JOB_ID\" --wait 30s\n",
+        "  forebay lend --end --for \"$SLURM_JOB_ID\"\n\n",
         "Exit codes: 0 in force, and with --wait nothing is left beyond it; 4 some of it is still held when ",
         "the time is over: it goes on leaving; 1 it could not be ordered: one line says why."
     )
@@ -41,6 +46,9 @@ pub struct LendArgs {
     /// Take the order back: the tier may grow again
     #[arg(long)]
     end: bool,
+    /// Whose order it is: those of other names stay in force, and all add up
+    #[arg(long = "for", value_name = "NAME", value_parser = order_name)]
+    order_of: Option<String>,
     /// Wait until it has left, so long at most
     #[arg(long, value_name = "DURATION", value_parser = span, conflicts_with = "end")]
     wait: Option<Duration>,
@@ -56,6 +64,15 @@ fn size(text: &str) -> Result<u64, String> {
     parse_size(text).map_err(|error| error.to_string())
 }
 
+fn order_name(text: &str) -> Result<String, String> {
+    match text.len() {
+        0 => Err("a name is not empty".into()),
+        1..=LENDING_NAME_MAX if !text.chars().any(char::is_control) => Ok(text.into()),
+        1..=LENDING_NAME_MAX => Err("a name has no control characters".into()),
+        _ => Err(format!("a name has {LENDING_NAME_MAX} bytes at most")),
+    }
+}
+
 fn span(text: &str) -> Result<Duration, String> {
     parse_duration(text).map_err(|error| error.to_string())
 }
@@ -66,7 +83,7 @@ pub fn run(args: &LendArgs) -> Result<Exit, Failure> {
     let state = instance::state_or_only(args.state.as_deref())?;
     let daemon = Daemon::connect(&state)?;
     let bytes = args.size.filter(|_| !args.end).unwrap_or(0);
-    let mut lending = order(&daemon, bytes)?;
+    let mut lending = order(&daemon, bytes, args.order_of.as_deref().unwrap_or_default())?;
     let begun = Instant::now();
     let exit = loop {
         match args.wait {
@@ -90,11 +107,15 @@ pub fn run(args: &LendArgs) -> Result<Exit, Failure> {
     Ok(exit)
 }
 
-fn order(daemon: &Daemon, bytes: u64) -> Result<LendingStatus, Failure> {
-    match daemon.ask(Control::Lend { bytes }) {
+fn order(daemon: &Daemon, bytes: u64, name: &str) -> Result<LendingStatus, Failure> {
+    let name = name.to_string();
+    match daemon.ask(Control::Lend { bytes, name }) {
         Ok(ControlResponse::Status(bits)) => lending_of(*bits),
         Ok(_) => Err(daemon.failure(AskError::other_question(), "lend memory")),
         Err(AskError::Refused(Errno::EOPNOTSUPP)) => Err(not_borrowed()),
+        Err(AskError::Refused(Errno::EDQUOT)) => Err(Failure::fatal(format!(
+            "lend: {LENDING_ORDERS_MAX} orders are in force; `forebay status --json` names them, `forebay lend --end --for NAME` takes one back"
+        ))),
         Err(error) => Err(daemon.failure(error, "lend memory")),
     }
 }
@@ -115,20 +136,28 @@ fn in_words(lending: &LendingStatus) -> String {
     let may = format_size(lending.ceiling_bytes);
     let order = match lending.ordered_bytes {
         0 => format!("no order is in force: the memory tier may have {may}"),
-        bytes => format!(
-            "{} go back to jobs: the memory tier may have {may}",
-            format_size(bytes)
-        ),
+        bytes => {
+            let by = match lending.orders.len() {
+                0 | 1 => String::new(),
+                orders => format!(" by {orders} orders"),
+            };
+            let bytes = format_size(bytes);
+            format!("{bytes} go back to jobs{by}: the memory tier may have {may}")
+        }
     };
     match lending.owed_bytes {
         0 => order,
-        owed => format!("{order}; {} are still to leave it", format_size(owed)),
+        owed => {
+            let owed = format_size(owed);
+            format!("{order}; {owed} are still to leave it{}", waits(lending))
+        }
     }
 }
 
 #[cfg(test)]
 mod tests {
     use clap::Parser;
+    use forebay_wire::control::{LendingFile, LendingOrder};
 
     use super::*;
 
@@ -154,6 +183,14 @@ mod tests {
     }
 
     #[test]
+    fn a_name_of_an_order_is_one_line() {
+        assert_eq!(order_name("job 7"), Ok("job 7".to_string()));
+        for name in ["", "a\nb", &"x".repeat(256)] {
+            assert!(order_name(name).is_err(), "{name}");
+        }
+    }
+
+    #[test]
     fn an_order_is_told_with_what_is_left_of_it() {
         let mut lending = LendingStatus {
             ceiling_bytes: 4 << 30,
@@ -164,6 +201,19 @@ mod tests {
         assert_eq!(
             in_words(&lending),
             "8.0 GiB go back to jobs: the memory tier may have 4.0 GiB; 1.0 GiB are still to leave it"
+        );
+        lending.orders = vec![LendingOrder::default(); 2];
+        (lending.waits_files, lending.waits_bytes) = (3, 512 << 20);
+        let file = |path: &[u8], deleted| LendingFile {
+            path: path.to_vec(),
+            bytes: 1,
+            deleted,
+        };
+        lending.waits_for = vec![file(b"run/a", false), file(b"(unlinked object 1)", true)];
+        assert_eq!(
+            in_words(&lending),
+            "8.0 GiB go back to jobs by 2 orders: the memory tier may have 4.0 GiB; 1.0 GiB are still to leave it: \
+             512.0 MiB stay until programs close 3 files (run/a, (unlinked object 1), ...)"
         );
         (lending.ordered_bytes, lending.owed_bytes) = (0, 0);
         assert_eq!(

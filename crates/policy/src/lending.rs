@@ -20,9 +20,10 @@
 //! 6. What the tier uses counts: Linux does not count pages of a tmpfs as available. Its empty
 //!    room has to be covered by what is available less the reserve.
 
+use std::collections::BTreeMap;
 use std::fmt;
 
-use crate::placement::SPACE_UNIT_BYTES;
+use crate::placement::{SPACE_UNIT_BYTES, kept_memory_bytes, may_borrow};
 
 /// After pressure the tier does not grow for so long, seconds.
 pub const CALM_S: f64 = 5.0;
@@ -120,6 +121,43 @@ impl Lending {
     }
 }
 
+/// Memory that one thing bounds: the machine, or the limit of a control group.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Pool {
+    /// All of it, bytes.
+    pub total_bytes: u64,
+    /// What can be had of it without swapping, bytes.
+    pub available_bytes: u64,
+}
+
+/// The pool that has least beyond its own reserve. A group that is small and idle says nothing of a
+/// machine that is short.
+pub fn tightest(pools: impl IntoIterator<Item = Pool>) -> Option<Pool> {
+    let beyond = |pool: &Pool| {
+        i128::from(pool.available_bytes) - i128::from(reserve_bytes(pool.total_bytes))
+    };
+    pools.into_iter().min_by_key(beyond)
+}
+
+/// Whether each pool has so many bytes, and keeps an eighth of itself beyond them.
+pub fn all_have(pools: impl IntoIterator<Item = Pool>, wanted_bytes: u64) -> bool {
+    pools.into_iter().all(|pool| {
+        may_borrow(
+            pool.available_bytes,
+            wanted_bytes,
+            kept_memory_bytes(pool.total_bytes),
+        )
+    })
+}
+
+/// What a file in a tier that has lent memory gets beyond what is held there, of `wish_bytes`,
+/// where it cannot leave and no other file can: the tier had `full_bytes` if nothing were lent, and
+/// what had a place then has one now, whatever jobs have taken. 0: it would find no more there
+/// either.
+pub fn lent_back_bytes(full_bytes: u64, held_bytes: u64, wish_bytes: u64) -> u64 {
+    round_down(full_bytes.saturating_sub(held_bytes).min(wish_bytes))
+}
+
 /// Memory as it is at a moment.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Memory {
@@ -127,13 +165,14 @@ pub struct Memory {
     pub now_s: f64,
     /// All that the machine has, or the control group around the tier may have, bytes.
     pub total_bytes: u64,
-    /// What can be had of it without swapping, bytes.
-    pub available_bytes: u64,
+    /// The pool that has least beyond its reserve: [`tightest`].
+    pub pool: Pool,
     /// For how long in all some task has waited for memory, microseconds; 0 where nobody says.
     pub stall_us: u64,
     /// What the tier may hold, bytes.
     pub capacity_bytes: u64,
-    /// What it occupies, bytes.
+    /// What of it is in memory, bytes: not what is swapped out, which takes none and is owed to
+    /// jobs all the same.
     pub used_bytes: u64,
 }
 
@@ -142,6 +181,40 @@ pub struct Memory {
 pub struct LendOrder {
     /// So much less than the most, bytes.
     pub bytes: u64,
+}
+
+/// Orders by who has given them. They add up: of two jobs on one node each has its own.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct LendOrders {
+    by_name: BTreeMap<String, u64>,
+}
+
+impl LendOrders {
+    /// The order of a name takes the place of an earlier one of that name; 0 bytes: there is none
+    /// any more.
+    pub fn set(&mut self, name: &str, bytes: u64) {
+        match bytes {
+            0 => self.by_name.remove(name),
+            _ => self.by_name.insert(name.to_string(), bytes),
+        };
+    }
+
+    /// All of them as one; `None` without any.
+    pub fn sum(&self) -> Option<LendOrder> {
+        let sum = |sum: u64, bytes: &u64| sum.saturating_add(*bytes);
+        let bytes = self.by_name.values().fold(0, sum);
+        (bytes > 0).then_some(LendOrder { bytes })
+    }
+
+    /// Names and bytes, by name.
+    pub fn iter(&self) -> impl Iterator<Item = (&str, u64)> {
+        self.by_name.iter().map(|(name, bytes)| (&**name, *bytes))
+    }
+
+    /// How many there are.
+    pub fn count(&self) -> usize {
+        self.by_name.len()
+    }
 }
 
 /// Why the tier has the size that it has.
@@ -221,7 +294,8 @@ pub fn reserve_bytes(total_bytes: u64) -> u64 {
 struct Seen {
     now_s: f64,
     stall_us: u64,
-    total_bytes: u64,
+    /// What is bounded, and by how much, bytes.
+    total_bytes: [u64; 2],
     /// Used and available.
     sum_bytes: u64,
 }
@@ -252,21 +326,24 @@ impl Lender {
     pub fn step(&mut self, memory: &Memory, order: Option<LendOrder>) -> Target {
         let total = memory.total_bytes;
         let (floor, ceiling) = self.bounds.bounds(total, order);
-        let sum = memory.used_bytes.saturating_add(memory.available_bytes);
+        let Pool {
+            total_bytes: of_bytes,
+            available_bytes: available,
+        } = memory.pool;
+        let sum = memory.used_bytes.saturating_add(available);
         let before = self.last.replace(Seen {
             now_s: memory.now_s,
             stall_us: memory.stall_us,
-            total_bytes: total,
+            total_bytes: [total, of_bytes],
             sum_bytes: sum,
         });
         // Of another control group, or of memory that was added, nothing can be compared.
-        let last = before.filter(|last| last.total_bytes == total);
+        let last = before.filter(|last| last.total_bytes == [total, of_bytes]);
         let stalls = last.is_some_and(|last| last.stalled_until(memory));
-        let reserve = reserve_bytes(total) * if stalls { 2 } else { 1 };
+        let reserve = reserve_bytes(of_bytes) * if stalls { 2 } else { 1 };
         let covered = sum.saturating_sub(reserve);
         let margin = margin_bytes(last, memory, sum);
-        let is_short =
-            covered < memory.capacity_bytes.min(ceiling) || memory.available_bytes < reserve;
+        let is_short = covered < memory.capacity_bytes.min(ceiling) || available < reserve;
         if stalls || is_short {
             self.pressed_s = Some(memory.now_s);
         }

@@ -31,7 +31,10 @@ impl Node {
         Memory {
             now_s: self.now_s,
             total_bytes: self.total,
-            available_bytes: self.total.saturating_sub(self.jobs + self.used),
+            pool: Pool {
+                total_bytes: self.total,
+                available_bytes: self.total.saturating_sub(self.jobs + self.used),
+            },
             stall_us: self.stall_us,
             capacity_bytes: self.capacity,
             used_bytes: self.used,
@@ -105,7 +108,7 @@ fn a_job_that_takes_most_of_the_machine_in_ten_seconds_is_followed() {
         let mut least = u64::MAX;
         for look in 0..=10 * looks_per_s {
             node.jobs = 80 * GIB * look / (10 * looks_per_s);
-            least = least.min(node.memory().available_bytes);
+            least = least.min(node.memory().pool.available_bytes);
             node.now_s += 1.0 / looks_per_s as f64;
             node.step(&mut lender, None);
             // What is clean goes at once.
@@ -167,6 +170,90 @@ fn an_order_is_kept_until_it_is_taken_back() {
         node.step(&mut lender, None);
     }
     assert_eq!(node.capacity, 32 * GIB);
+}
+
+#[test]
+fn orders_of_several_names_add_up_and_each_is_taken_back_by_itself() {
+    let mut orders = LendOrders::default();
+    assert_eq!(orders.sum(), None);
+    orders.set("one", 3 * GIB);
+    orders.set("two", 4 * GIB);
+    orders.set("one", 2 * GIB);
+    assert_eq!(orders.sum(), Some(LendOrder { bytes: 6 * GIB }));
+    orders.set("two", 0);
+    orders.set("three", 0);
+    assert_eq!(orders.iter().collect::<Vec<_>>(), [("one", 2 * GIB)]);
+    orders.set("", u64::MAX);
+    assert_eq!(orders.sum(), Some(LendOrder { bytes: u64::MAX }));
+}
+
+fn pool(total_gib: u64, available_mib: u64) -> Pool {
+    Pool {
+        total_bytes: total_gib * GIB,
+        available_bytes: available_mib * MIB,
+    }
+}
+
+/// The reserve is the machine's where the machine is short, however small a group is.
+#[test]
+fn a_machine_that_is_short_counts_beside_a_small_group_that_is_idle() {
+    let (machine, group) = (pool(256, 12 << 10), pool(8, 7 << 10));
+    assert_eq!(tightest([machine, group]), Some(machine));
+    assert_eq!(tightest([group, machine]), Some(machine));
+    assert_eq!(tightest([pool(256, 100 << 10), group]), Some(group));
+    assert_eq!(tightest([]), None);
+    let mut node = Node::new(8 * GIB);
+    let memory = Memory {
+        pool: machine,
+        capacity_bytes: 4 * GIB,
+        ..node.memory()
+    };
+    let target = lender(0.5).step(&memory, None);
+    assert_eq!(
+        (target.capacity_bytes, target.why),
+        (CAPACITY_MIN_BYTES, Why::Jobs)
+    );
+    node.capacity = 4 * GIB;
+    assert_eq!(lender(0.5).step(&node.memory(), None).why, Why::Ceiling);
+}
+
+/// What is swapped out takes no memory, and is owed all the same.
+#[test]
+fn what_is_swapped_out_is_not_covered_by_the_memory_that_it_has_left() {
+    let (mut node, mut lender) = (Node::new(64 * GIB), lender(0.5));
+    node.step(&mut lender, None);
+    (node.used, node.jobs, node.now_s) = (node.capacity, 26 * GIB, 1.0);
+    node.step(&mut lender, None);
+    assert!(node.capacity < 32 * GIB);
+    let mut memory = node.memory();
+    memory.now_s = 2.0;
+    // 10 GiB of the tier go to swap and jobs take them.
+    memory.used_bytes -= 10 * GIB;
+    let target = lender.step(&memory, None);
+    assert!(
+        target.capacity_bytes <= node.capacity - 10 * GIB,
+        "{target:?}"
+    );
+}
+
+/// Each bound keeps an eighth of its own: a group of a large machine can lend, and a machine that
+/// has nothing left cannot, whatever a group has.
+#[test]
+fn what_is_borrowed_beyond_a_tier_leaves_each_pool_an_eighth() {
+    assert!(all_have([pool(64, 30 << 10), pool(4, 1 << 10)], 512 * MIB));
+    assert!(!all_have([pool(64, 8 << 10), pool(4, 1 << 10)], 512 * MIB));
+    assert!(!all_have([pool(64, 30 << 10), pool(4, 512)], 512 * MIB));
+}
+
+#[test]
+fn a_file_that_cannot_leave_gets_what_the_tier_had_if_nothing_were_lent() {
+    assert_eq!(lent_back_bytes(8 * GIB, GIB, 64 * MIB), 64 * MIB);
+    assert_eq!(
+        lent_back_bytes(8 * GIB, 8 * GIB - 6 * MIB, 64 * MIB),
+        4 * MIB
+    );
+    assert_eq!(lent_back_bytes(8 * GIB, 8 * GIB, 64 * MIB), 0);
+    assert_eq!(lent_back_bytes(8 * GIB, 9 * GIB, 64 * MIB), 0);
 }
 
 #[test]
@@ -247,7 +334,7 @@ proptest! {
             let grown = target.capacity_bytes.saturating_sub(before);
             if target.capacity_bytes > target.floor_bytes && grown > 0 {
                 let reserve = reserve_bytes(node.total);
-                prop_assert!(memory.available_bytes >= reserve + grown, "{memory:?} {target:?}");
+                prop_assert!(memory.pool.available_bytes >= reserve + grown, "{memory:?} {target:?}");
             }
         }
     }
@@ -260,7 +347,7 @@ proptest! {
             let (memory, order) = apply(&mut node, &look);
             let target = node.step(&mut lender, order);
             let reserve = reserve_bytes(node.total);
-            let covered = (memory.used_bytes + memory.available_bytes).saturating_sub(reserve);
+            let covered = (memory.used_bytes + memory.pool.available_bytes).saturating_sub(reserve);
             prop_assert!(target.capacity_bytes <= covered.max(target.floor_bytes));
             // Where anything was missing, the margin goes as well.
             if covered < memory.capacity_bytes.min(target.ceiling_bytes) {
@@ -289,7 +376,7 @@ proptest! {
             if now > 0 && before >= target.floor_bytes {
                 prop_assert!(pressed.is_none_or(|at| memory.now_s - at >= CALM_S));
             }
-            if memory.available_bytes < reserve_bytes(node.total) || (look.stalled && at > 0) || now < 0 {
+            if memory.pool.available_bytes < reserve_bytes(node.total) || (look.stalled && at > 0) || now < 0 {
                 pressed = Some(memory.now_s);
             }
             if now != 0 && direction != 0 && now != direction {

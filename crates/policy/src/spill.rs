@@ -28,6 +28,20 @@ pub fn largest_flash(tiers: &[TierSpace]) -> Option<&TierSpace> {
     flash.max_by_key(|t| t.capacity_bytes)
 }
 
+/// The flash directory that has `bytes` once what is clean there has left, `clean_bytes` by index;
+/// `None` where no eviction would make that much room: then nothing is to be evicted for it.
+pub fn flash_with_clean(
+    tiers: &[TierSpace],
+    clean_bytes: impl Fn(usize) -> u64,
+    bytes: u64,
+) -> Option<usize> {
+    let flash = tiers.iter().filter(|t| t.kind == TierKind::Ssd);
+    let could = flash.map(|t| (t.available_bytes().saturating_add(clean_bytes(t.index)), t));
+    let most = could.max_by_key(|(could, _)| *could);
+    most.filter(|(could, _)| *could >= bytes)
+        .map(|(_, t)| t.index)
+}
+
 fn most_available<'a>(tiers: impl Iterator<Item = &'a TierSpace>, bytes: u64) -> Option<usize> {
     tiers
         .filter(|t| t.available_bytes() >= bytes)
@@ -84,5 +98,18 @@ mod tests {
         let largest = largest_flash(&[tiers[0], small, tiers[1]]).map(|t| t.index);
         assert_eq!(largest, Some(2), "free or not");
         assert_eq!(largest_flash(&tiers[..1]), None);
+    }
+
+    #[test]
+    fn clean_copies_leave_flash_only_where_that_makes_enough_room() {
+        let tiers = [
+            tier(1, TierKind::Dram, 900),
+            tier(2, TierKind::Ssd, 10),
+            tier(3, TierKind::Ssd, 40),
+        ];
+        let clean = |index| if index == 2 { 50 * MIB } else { 0 };
+        assert_eq!(flash_with_clean(&tiers, clean, 60 * MIB), Some(2));
+        assert_eq!(flash_with_clean(&tiers, clean, 61 * MIB), None);
+        assert_eq!(flash_with_clean(&tiers, |_| 0, 40 * MIB), Some(3));
     }
 }

@@ -553,8 +553,8 @@ impl Server {
                 rooms.order_node(server, empty)?;
                 Ok(ControlResponse::Status(Box::new(rooms.status())))
             }
-            Control::Lend { bytes } => {
-                rooms.lifecycle.order_lend(bytes)?;
+            Control::Lend { bytes, name } => {
+                rooms.lifecycle.order_lend(&name, bytes)?;
                 Ok(ControlResponse::Status(Box::new(rooms.status())))
             }
             Control::Fsck { dry_run, checksums } => self.bounded(move |rooms| {

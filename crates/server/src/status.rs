@@ -200,6 +200,9 @@ impl Rooms {
             bits.unpublished.clear();
             bits.turns.clear();
             bits.copies.clear();
+            if let Some(lending) = &mut bits.lending {
+                lending.waits_for.clear();
+            }
             bits.movements.clear();
             bits.applications.clear();
             bits.applications_total = 0;

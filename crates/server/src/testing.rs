@@ -34,6 +34,9 @@ pub struct FailingStore {
     from: Mutex<Option<PathBuf>>,
     fired: AtomicU64,
     healed: AtomicBool,
+    syncs: AtomicU64,
+    /// While somebody has this, a sync waits.
+    pub gate: Mutex<()>,
 }
 
 impl FailingStore {
@@ -50,6 +53,11 @@ impl FailingStore {
     /// No more.
     pub fn heal(&self) {
         self.healed.store(true, Ordering::Release);
+    }
+
+    /// How often it was told to sync, also by who waits for that still.
+    pub fn syncs(&self) -> u64 {
+        self.syncs.load(Ordering::Acquire)
     }
 
     /// How many commits have failed.
@@ -81,6 +89,8 @@ impl Store for FailingStore {
     }
 
     fn sync(&self) -> Result<(), Error> {
+        self.syncs.fetch_add(1, Ordering::AcqRel);
+        drop(self.gate.lock());
         self.inner.sync()
     }
 
@@ -130,6 +140,8 @@ impl Lab {
             from: Mutex::default(),
             fired: AtomicU64::new(0),
             healed: AtomicBool::new(false),
+            syncs: AtomicU64::new(0),
+            gate: Mutex::default(),
         });
         let is_replaced = Arc::new(AtomicBool::new(false));
         let may_change = {

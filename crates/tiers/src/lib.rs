@@ -45,7 +45,7 @@ pub use dram::{DramError, DramMount, mount_dram};
 pub use file::FileObject;
 pub use health::PfsHealth;
 pub use identity::{Identity, IdentityError, ParentKey};
-pub use memory::{MachineMemory, MemoryNow, MemorySource, SystemMemory};
+pub use memory::{MachineMemory, MemoryNow, MemoryPool, MemorySource, SystemMemory};
 #[cfg(any(test, feature = "testing"))]
 pub use null::NullTier;
 pub use object::{Allocate, Object, ObjectStat, Seek};

@@ -34,6 +34,15 @@ impl MachineMemory {
     }
 }
 
+/// Memory that one thing bounds: the machine, or the limit of a control group.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct MemoryPool {
+    /// All of it, bytes.
+    pub total_bytes: u64,
+    /// What can be had of it without swapping, bytes.
+    pub available_bytes: u64,
+}
+
 /// What a look at memory finds.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct MemoryNow {
@@ -41,13 +50,39 @@ pub struct MemoryNow {
     pub machine_bytes: u64,
     /// All that this process could have: the machine's, or the tightest limit, bytes.
     pub total_bytes: u64,
-    /// What can be had of it without swapping, bytes.
+    /// What can be had without swapping, bytes: the least of all pools.
     pub available_bytes: u64,
+    /// The machine, and each group around this process that has a limit. Empty where they are not
+    /// told apart: see [`MemoryNow::each_pool`].
+    pub pools: Vec<MemoryPool>,
+    /// Pages of all tmpfs that are in memory, bytes, where something is swapped out; `None` where
+    /// nothing is.
+    pub shared_bytes: Option<u64>,
     /// For how long in all some task has waited for memory, microseconds; 0 where the kernel does
     /// not count that.
     pub stall_us: u64,
     /// A control group that this process is said to be in, and that cannot be found.
     pub missing_group: Option<PathBuf>,
+}
+
+impl MemoryNow {
+    /// The pools, at least one.
+    pub fn each_pool(&self) -> Vec<MemoryPool> {
+        match self.pools.is_empty() {
+            true => vec![MemoryPool {
+                total_bytes: self.total_bytes,
+                available_bytes: self.available_bytes,
+            }],
+            false => self.pools.clone(),
+        }
+    }
+
+    /// What a tmpfs that occupies so many bytes has in memory at most, bytes. What is swapped out
+    /// is in nobody's memory, and counts as occupied all the same.
+    pub fn resident_bytes(&self, used_bytes: u64) -> u64 {
+        self.shared_bytes
+            .map_or(used_bytes, |shared| used_bytes.min(shared))
+    }
 }
 
 /// Who says how much memory there is.
@@ -87,7 +122,7 @@ impl SystemMemory {
     }
 
     /// What the groups around this process allow, and one that cannot be found.
-    fn limits(&self, groups: &str) -> (Vec<Limit>, Option<PathBuf>) {
+    fn limits(&self, groups: &str) -> (Vec<MemoryPool>, Option<PathBuf>) {
         let (unified, memory) = (self.unified(), self.root.join(MEMORY_V1));
         let own = [
             (unified, of_version_2(groups), &V2),
@@ -102,7 +137,7 @@ impl SystemMemory {
                 missing = Some(folder.clone());
             }
             let around = folder.ancestors().take_while(|f| f.starts_with(&base));
-            limits.extend(around.filter_map(|folder| Limit::of(folder, files)));
+            limits.extend(around.filter_map(|folder| limit_of(folder, files)));
         }
         (limits, missing)
     }
@@ -132,16 +167,21 @@ impl MemorySource for SystemMemory {
     fn look(&self) -> io::Result<MemoryNow> {
         let text = self.read(MEMINFO)?;
         let field = |name| field_bytes(&text, name).ok_or(Errno::ENODATA);
-        let machine_bytes = field("MemTotal:")?;
-        let available_bytes = field("MemAvailable:")?;
+        let machine = MemoryPool {
+            total_bytes: field("MemTotal:")?,
+            available_bytes: field("MemAvailable:")?,
+        };
         // Without it nothing is known of any group.
         let groups = self.read("proc/self/cgroup").unwrap_or_default();
-        let (limits, missing_group) = self.limits(&groups);
-        let least = |of: fn(&Limit) -> u64| limits.iter().map(of).min().unwrap_or(u64::MAX);
+        let (mut pools, missing_group) = self.limits(&groups);
+        pools.push(machine);
+        let least = |of: fn(&MemoryPool) -> u64| pools.iter().map(of).min().unwrap_or(0);
         Ok(MemoryNow {
-            machine_bytes,
-            total_bytes: machine_bytes.min(least(|limit| limit.total_bytes)),
-            available_bytes: available_bytes.min(least(|limit| limit.free_bytes)),
+            machine_bytes: machine.total_bytes,
+            total_bytes: least(|pool| pool.total_bytes),
+            available_bytes: least(|pool| pool.available_bytes),
+            pools,
+            shared_bytes: shared_bytes(&text),
             stall_us: self.stall_us(&groups),
             missing_group,
         })
@@ -150,46 +190,50 @@ impl MemorySource for SystemMemory {
 
 /// How a version of control groups names what it says.
 struct Files {
-    limit: &'static str,
+    /// Beyond any of these nothing more is to be had.
+    limits: &'static [&'static str],
     usage: &'static str,
-    /// Pages of files that have not been used lately, in `memory.stat`: they go when memory is
-    /// needed.
-    cached: &'static str,
+    /// Pages of files, in `memory.stat`: they go when memory is needed, as the kernel says of the
+    /// whole machine. Pages of a tmpfs are not among them.
+    cached: [&'static str; 2],
 }
 
 const V2: Files = Files {
-    limit: "memory.max",
+    // Beyond `high` tasks are held up until the kernel has got memory back.
+    limits: &["memory.max", "memory.high"],
     usage: "memory.current",
-    cached: "inactive_file ",
+    cached: ["inactive_file ", "active_file "],
 };
 const V1: Files = Files {
-    limit: "memory.limit_in_bytes",
+    limits: &["memory.limit_in_bytes"],
     usage: "memory.usage_in_bytes",
-    cached: "total_inactive_file ",
+    cached: ["total_inactive_file ", "total_active_file "],
 };
 
-/// What one group allows.
-struct Limit {
-    total_bytes: u64,
-    free_bytes: u64,
+/// What one group allows; `None` where it has no limit.
+fn limit_of(folder: &Path, files: &Files) -> Option<MemoryPool> {
+    let read = |file: &str| std::fs::read_to_string(folder.join(file)).ok();
+    let number = |file: &str| read(file)?.trim().parse::<u64>().ok();
+    let limits = files.limits.iter().filter_map(|file| number(file));
+    let total_bytes = limits.filter(|limit| *limit < NO_LIMIT).min()?;
+    let usage = number(files.usage)?;
+    let stat = read("memory.stat").unwrap_or_default();
+    let pages = |name: &str| -> Option<u64> {
+        let line = stat.lines().find_map(|line| line.strip_prefix(name))?;
+        line.trim().parse().ok()
+    };
+    let cached: u64 = files.cached.iter().filter_map(|name| pages(name)).sum();
+    Some(MemoryPool {
+        total_bytes,
+        available_bytes: total_bytes.saturating_sub(usage.saturating_sub(cached)),
+    })
 }
 
-impl Limit {
-    fn of(folder: &Path, files: &Files) -> Option<Limit> {
-        let read = |file: &str| std::fs::read_to_string(folder.join(file)).ok();
-        let number = |file: &str| read(file)?.trim().parse::<u64>().ok();
-        let total_bytes = number(files.limit).filter(|limit| *limit < NO_LIMIT)?;
-        let usage = number(files.usage)?;
-        let stat = read("memory.stat").unwrap_or_default();
-        let cached = stat
-            .lines()
-            .find_map(|line| line.strip_prefix(files.cached));
-        let cached = cached.and_then(|bytes| bytes.trim().parse().ok());
-        Some(Limit {
-            total_bytes,
-            free_bytes: total_bytes.saturating_sub(usage.saturating_sub(cached.unwrap_or(0))),
-        })
-    }
+/// What of all tmpfs is in memory, where something is swapped out.
+fn shared_bytes(meminfo: &str) -> Option<u64> {
+    let field = |name| field_bytes(meminfo, name);
+    let is_swapped = field("SwapTotal:")? > field("SwapFree:")?;
+    field("Shmem:").filter(|_| is_swapped)
 }
 
 /// The path of this process's group of version 2, without the leading slash.
@@ -322,6 +366,66 @@ mod tests {
             11,
             "the machine's is of all"
         );
+    }
+
+    #[test]
+    fn what_a_group_holds_up_at_counts_as_its_limit() {
+        let machine = Machine::new("0::/a\n");
+        machine.put("sys/fs/cgroup/cgroup.controllers", "memory\n");
+        let group = [
+            ("memory.max", "max\n"),
+            ("memory.high", "512000\n"),
+            ("memory.current", "102400\n"),
+        ];
+        machine.put_all("sys/fs/cgroup/a", &group);
+        assert_eq!(machine.kib(), (500, 400));
+        machine.put("sys/fs/cgroup/a/memory.max", "409600\n");
+        assert_eq!(machine.kib(), (400, 300));
+    }
+
+    #[test]
+    fn pages_of_files_can_be_had_also_those_that_are_in_use() {
+        let machine = Machine::new("0::/a\n");
+        machine.put("sys/fs/cgroup/cgroup.controllers", "memory\n");
+        let group = [
+            ("memory.max", "512000\n"),
+            ("memory.current", "409600\n"),
+            (
+                "memory.stat",
+                "inactive_anon 7\ninactive_file 102400\nactive_file 204800\n",
+            ),
+        ];
+        machine.put_all("sys/fs/cgroup/a", &group);
+        assert_eq!(machine.kib(), (500, 400));
+    }
+
+    #[test]
+    fn each_pool_has_its_own_figures() {
+        let machine = Machine::new("0::/a\n");
+        machine.put("sys/fs/cgroup/cgroup.controllers", "memory\n");
+        let group = [("memory.max", "921600\n"), ("memory.current", "0\n")];
+        machine.put_all("sys/fs/cgroup/a", &group);
+        assert_eq!(machine.kib(), (900, 800));
+        let pools = machine.memory().look().unwrap().each_pool();
+        let kib = |pool: &MemoryPool| (pool.total_bytes >> 10, pool.available_bytes >> 10);
+        assert_eq!(
+            pools.iter().map(kib).collect::<Vec<_>>(),
+            [(900, 900), (1000, 800)]
+        );
+    }
+
+    #[test]
+    fn what_is_swapped_out_is_in_nobodys_memory() {
+        let machine = Machine::new("0::/\n");
+        let swap = |free: u64| {
+            let text = format!(
+                "MemTotal: 1000 kB\nMemAvailable: 800 kB\nShmem: 64 kB\nSwapTotal: 500 kB\nSwapFree: {free} kB\n"
+            );
+            machine.put("proc/meminfo", &text);
+            machine.memory().look().unwrap().resident_bytes(100 << 10)
+        };
+        assert_eq!(swap(500), 100 << 10, "nothing is");
+        assert_eq!(swap(400), 64 << 10);
     }
 
     #[test]

@@ -17,7 +17,10 @@ pub use ahead::AheadStatus;
 pub use calibration::{Calibrated, CalibrationStep};
 pub use fsck::{CLEAN_COPY_GONE, CONTENT_LOST, FSYNCED_LEFT, Finding, FsckReport};
 pub use history::{HistoryAsked, HistoryPage};
-pub use lending::LendingStatus;
+pub use lending::{
+    LENDING_FILES_MAX, LENDING_NAME_MAX, LENDING_ORDERS_MAX, LendingFile, LendingOrder,
+    LendingStatus,
+};
 pub use live::{InForce, LimitInForce, LimitStatus, Reloaded, RuleInForce, Whose};
 pub use network::{ClientStatus, ConnectionStatus, NetworkStatus, RefusedStatus};
 pub use nodes::{
@@ -86,9 +89,9 @@ pub enum Control {
     History(HistoryAsked),
     /// Compares records, objects and PFS; repairs unless `dry_run`.
     Fsck { dry_run: bool, checksums: bool },
-    /// Has jobs get so much of borrowed memory back until another order; 0 takes it back. Answers
-    /// with the status.
-    Lend { bytes: u64 },
+    /// Has jobs get so much of borrowed memory back until another order of that name; 0 takes it
+    /// back. Orders of several names add up. Answers with the status.
+    Lend { bytes: u64, name: String },
 }
 
 impl Control {
@@ -157,6 +160,9 @@ impl Control {
     pub fn check(&self) -> Result<(), Errno> {
         let paths = match self {
             Control::Where { paths, .. } | Control::Start { paths, .. } => paths,
+            Control::Lend { name, .. } if name.len() > LENDING_NAME_MAX => {
+                return Err(Errno::ENAMETOOLONG);
+            }
             _ => return Ok(()),
         };
         if paths.len() > limits::PATHS_PER_MESSAGE_MAX {

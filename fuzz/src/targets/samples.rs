@@ -314,7 +314,10 @@ pub fn controls() -> Vec<Control> {
             placement: Some("lru".into()),
         },
         Control::InForce,
-        Control::Lend { bytes: 1 << 33 },
+        Control::Lend {
+            bytes: 1 << 33,
+            name: "job 7".into(),
+        },
         Control::Reload,
         Control::Fsck {
             dry_run: true,

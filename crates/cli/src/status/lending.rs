@@ -2,7 +2,10 @@
 
 use forebay_types::format_size;
 use forebay_wire::control::{LendingStatus, StatusBits};
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
+
+use crate::show::json::insert_path;
+use crate::show::text::show_path;
 
 /// The line for people.
 pub fn render(bits: &StatusBits) -> String {
@@ -18,10 +21,33 @@ pub fn render(bits: &StatusBits) -> String {
     );
     if lending.owed_bytes > 0 {
         let owed = format_size(lending.owed_bytes);
-        line.push_str(&format!("; {owed} are still to leave it"));
+        line.push_str(&format!("; {owed} are still to leave it{}", waits(lending)));
     }
     line.push('\n');
     line
+}
+
+/// So many files are named in one line.
+const NAMED: usize = 3;
+
+/// What is waited for, where programs have to close files.
+pub fn waits(lending: &LendingStatus) -> String {
+    let files = match lending.waits_files {
+        0 => return String::new(),
+        1 => "1 file".to_string(),
+        files => format!("{files} files"),
+    };
+    let bytes = format_size(lending.waits_bytes);
+    let named = lending.waits_for.iter().take(NAMED);
+    let mut names: Vec<String> = named.map(|file| show_path(&file.path)).collect();
+    if !names.is_empty() && lending.waits_files > names.len() as u64 {
+        names.push("...".into());
+    }
+    let names = match names.is_empty() {
+        true => String::new(),
+        false => format!(" ({})", names.join(", ")),
+    };
+    format!(": {bytes} stay until programs close {files}{names}")
 }
 
 fn why(lending: &LendingStatus) -> String {
@@ -29,7 +55,10 @@ fn why(lending: &LendingStatus) -> String {
         "ceiling" => "as much as it may have".into(),
         "ordered" => {
             let bytes = format_size(lending.ordered_bytes);
-            format!("an order gives {bytes} to jobs")
+            match lending.orders.len() {
+                0 | 1 => format!("an order gives {bytes} to jobs"),
+                orders => format!("{orders} orders give {bytes} to jobs"),
+            }
         }
         "jobs" => {
             let free = format_size(lending.available_bytes);
@@ -44,13 +73,28 @@ fn why(lending: &LendingStatus) -> String {
 
 /// The same as JSON.
 pub fn to_json(lending: &LendingStatus) -> Value {
+    let orders = lending.orders.iter().map(|order| {
+        let name = (!order.name.is_empty()).then_some(&order.name);
+        json!({"for": name, "bytes": order.bytes})
+    });
+    let waits_for = lending.waits_for.iter().map(|file| {
+        let mut object = Map::new();
+        insert_path(&mut object, "path", &file.path);
+        object.insert("bytes".into(), file.bytes.into());
+        object.insert("deleted".into(), file.deleted.into());
+        Value::Object(object)
+    });
     json!({
         "borrowed_bytes": lending.borrowed_bytes,
         "used_bytes": lending.used_bytes,
         "floor_bytes": lending.floor_bytes,
         "ceiling_bytes": lending.ceiling_bytes,
         "ordered_bytes": lending.ordered_bytes,
+        "orders": orders.collect::<Vec<_>>(),
         "owed_bytes": lending.owed_bytes,
+        "waits_files": lending.waits_files,
+        "waits_bytes": lending.waits_bytes,
+        "waits_for": waits_for.collect::<Vec<_>>(),
         "why": lending.why,
         "memory_bytes": lending.memory_bytes,
         "available_bytes": lending.available_bytes,

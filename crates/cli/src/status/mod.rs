@@ -29,7 +29,7 @@ mod now;
 mod object;
 
 pub use crate::control::name_of;
-pub use lending::to_json as lending_json;
+pub use lending::{to_json as lending_json, waits as lending_waits};
 pub use object::{plan_json, to_json};
 
 /// Heading of the bars.

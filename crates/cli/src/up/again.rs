@@ -270,6 +270,16 @@ mod tests {
         }
     }
 
+    /// What it comes to follows the machine and its control groups, and is no change of the file.
+    #[test]
+    fn memory_that_is_borrowed_is_the_same_setting_however_much_there_is() {
+        let auto = BASE.replace("64MiB", "auto");
+        let lab = Lab::new("", &["--dram=auto"]);
+        lab.again.in_force.lock().settings.dram_bytes = Some(1 << 20);
+        let nothing = lab.becomes(&auto).expect("valid");
+        assert_eq!(nothing, (Reloaded::default(), LiveSettings::default()));
+    }
+
     #[test]
     fn what_can_change_is_taken_once_and_all_else_is_named_each_time() {
         let lab = Lab::new("", &[]);

@@ -213,6 +213,12 @@ impl OpenFile {
         self.passthrough.load(Ordering::Acquire)
     }
 
+    /// As if a kernel had it, for tests.
+    #[cfg(test)]
+    pub fn begin_passthrough(&self) {
+        self.passthrough.store(true, Ordering::Release);
+    }
+
     /// The file has gone on elsewhere, and no kernel has what it is now: nothing was set aside for
     /// one, and nobody asks for its writers. Whoever has the file open goes on by requests.
     pub fn end_passthrough(&self) {

@@ -357,15 +357,45 @@ impl TierSet {
         self.dram_bytes.store(bytes, Ordering::Release);
     }
 
-    /// Lets the memory tier's file system hold `held_bytes`, and what may be written beyond them;
-    /// never less than its size. `EBUSY` while more than that is in use.
-    pub fn fit_dram(&self, held_bytes: u64) -> io::Result<()> {
-        let size = self.dram_bytes.load(Ordering::Acquire);
-        let limit = held_bytes.max(size).saturating_add(self.overrun_bytes);
+    /// Lets the memory tier's file system hold what `held_bytes` answers, and what may be written
+    /// beyond that; never less than its size. It is asked while nobody else changes the size: what
+    /// was held a moment ago may be less than what a writer was promised since. `EBUSY` while more
+    /// than that is in use.
+    pub fn fit_dram(&self, held_bytes: impl FnOnce() -> u64) -> io::Result<()> {
         match &*self.dram.lock() {
-            Some(mount) if mount.size_bytes() != limit => mount.resize(limit),
-            _ => Ok(()),
+            Some(mount) => {
+                let limit = self.dram_limit(held_bytes());
+                match mount.size_bytes() == limit {
+                    true => Ok(()),
+                    false => mount.resize(limit),
+                }
+            }
+            None => Ok(()),
         }
+    }
+
+    /// Lets it hold more than is held yet; then `hold` sets that aside, before anybody fits the
+    /// file system to what is held. Where it cannot grow, nothing is set aside.
+    pub fn grow_dram(
+        &self,
+        held_bytes: impl FnOnce() -> u64,
+        hold: impl FnOnce(),
+    ) -> io::Result<()> {
+        let dram = self.dram.lock();
+        if let Some(mount) = &*dram {
+            let limit = self.dram_limit(held_bytes());
+            if mount.size_bytes() < limit {
+                mount.resize(limit)?;
+            }
+        }
+        hold();
+        drop(dram);
+        Ok(())
+    }
+
+    fn dram_limit(&self, held_bytes: u64) -> u64 {
+        let size = self.dram_bytes.load(Ordering::Acquire);
+        held_bytes.max(size).saturating_add(self.overrun_bytes)
     }
 
     /// What the memory tier's file system has, also what is not booked yet, bytes; `None` where it

@@ -6,21 +6,30 @@
 //!    which it would be drained. Reads and writes of an open file go on meanwhile
 //!    ([`changeover`](crate::files::changeover)). Where no flash has room the file is drained.
 //! 3. What a kernel reads or writes by itself stays until it is closed. The ledger has the lower
-//!    capacity: the guard holds writers back as in a full tier.
+//!    capacity: the guard holds writers back as in a full tier. Where nothing else can make room
+//!    the file gets what the tier had if nothing were lent ([`Files::lent_back`]): it cannot go
+//!    elsewhere, and no write fails for memory that was lent.
 //!
 //! A move frees more memory than it needs: what is written to flash is flushed and leaves the page
 //! cache every few megabytes.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use forebay_namespace::File;
 use forebay_policy::demotion::{choose_victims, order_demotion};
-use forebay_policy::spill::largest_flash;
-use forebay_tiers::{CopyControl, TierKind};
+use forebay_policy::lending::{Pool, all_have, lent_back_bytes};
+use forebay_policy::placement::SPACE_UNIT_BYTES;
+use forebay_policy::spill::flash_with_clean;
+use forebay_tiers::{CopyControl, MemoryNow, MemorySource, SystemMemory, TierKind};
 use forebay_types::{Errno, ObjectId, TierId, failpoint};
+use forebay_wire::control::{LENDING_FILES_MAX, LendingFile};
 
 use crate::base::failure::Failure;
+use crate::buffer::ledger::Refused;
+use crate::buffer::opens::OpenFile;
+use crate::buffer::target::Target;
 use crate::buffer::tierset::DRAM;
 use crate::files::Files;
 use crate::files::changeover::Leaving;
@@ -29,12 +38,34 @@ use crate::files::changeover::Leaving;
 const CACHED_BYTES: u64 = 32 << 20;
 
 /// What a round of giving back has done.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct GivenBack {
     /// Clean copies that were dropped, and what had no name, bytes.
     pub dropped_bytes: u64,
     /// Moved to flash, bytes.
     pub moved_bytes: u64,
+    /// Files that stay until programs close them, where something is still owed.
+    pub waits: WaitsFor,
+}
+
+/// Files in memory that cannot move: a kernel reads or writes them by itself, or they are deleted
+/// and open.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct WaitsFor {
+    /// How many.
+    pub files: u64,
+    /// What they occupy, bytes.
+    pub bytes: u64,
+    /// The largest of them.
+    pub largest: Vec<LendingFile>,
+}
+
+/// What is left in memory after a round.
+#[derive(Default)]
+struct Stays {
+    waits: WaitsFor,
+    /// Something else is not drained, and nobody writes it.
+    could_drain: bool,
 }
 
 impl GivenBack {
@@ -44,7 +75,81 @@ impl GivenBack {
     }
 }
 
+/// The pools of a look.
+pub fn pools_of(now: &MemoryNow) -> impl Iterator<Item = Pool> + use<> {
+    let pools = now.each_pool().into_iter();
+    pools.map(|pool| Pool {
+        total_bytes: pool.total_bytes,
+        available_bytes: pool.available_bytes,
+    })
+}
+
 impl Files {
+    /// Whether memory has so much beyond what is never borrowed.
+    pub(super) fn memory_has(&self, bytes: u64) -> bool {
+        let now = match &self.settings.lending {
+            Some(lending) => lending.memory.0.look(),
+            None => SystemMemory::default().look(),
+        };
+        now.is_ok_and(|now| all_have(pools_of(&now), bytes))
+    }
+
+    /// What a file in memory that cannot leave gets of what was lent, of `wish` bytes; 0 where the
+    /// tier had no more if nothing were.
+    pub(super) fn lent_back(&self, wish: u64) -> u64 {
+        match (&self.settings.lending, self.settings.dram_bytes) {
+            (Some(_), Some(full)) => {
+                lent_back_bytes(full, self.buffer.ledger().held_bytes(DRAM), wish)
+            }
+            _ => 0,
+        }
+    }
+
+    /// Has the memory tier's file system grow by so many bytes beyond what is held, and sets them
+    /// aside by `hold`. Whether it could.
+    pub(super) fn grow_memory(&self, more_bytes: u64, hold: impl FnOnce()) -> bool {
+        let ledger = self.buffer.ledger();
+        let wanted = || ledger.held_bytes(DRAM).saturating_add(more_bytes);
+        let grown = self.buffer.tiers().grow_dram(wanted, hold);
+        grown
+            .inspect_err(|error| tracing::warn!("the memory tier cannot grow: {error}"))
+            .is_ok()
+    }
+
+    /// `len` more bytes by a request for a file that a kernel writes, which is refused because
+    /// memory is lent: it cannot go elsewhere. Whether it gets them.
+    pub(super) fn hold_lent(
+        &self,
+        open: &OpenFile,
+        len: u64,
+        refused: Refused,
+    ) -> Result<bool, Failure> {
+        let is_room = matches!(refused, Refused::Tier { .. } | Refused::DirtyCap);
+        if !is_room || self.settings.lending.is_none() {
+            return Ok(false);
+        }
+        let Target::Buffer { file, object, tier } = open.target.read().clone() else {
+            return Ok(false);
+        };
+        let used = object.stat()?.allocated_bytes;
+        let held = (used + len).max(open.lease_bytes.load(Ordering::Acquire));
+        let ledger = self.buffer.ledger();
+        let hold = || ledger.hold_beyond(file.object, tier, used, held);
+        if self.buffer.tiers().kind(tier) == TierKind::Dram {
+            let wish = len.next_multiple_of(SPACE_UNIT_BYTES);
+            return Ok(self.lent_back(wish) >= len && self.grow_memory(wish, hold));
+        }
+        // The cap on undrained data is lower by what is lent; its own tier has room.
+        let spaces = ledger.spaces();
+        let space = spaces.iter().find(|s| s.index == usize::from(tier.0));
+        let has_room = space.is_some_and(|space| space.available_bytes() >= len);
+        let is_by_cap = refused == Refused::DirtyCap && has_room;
+        if is_by_cap {
+            hold();
+        }
+        Ok(is_by_cap)
+    }
+
     /// What the memory tier occupies, also what is not booked yet, bytes.
     pub fn in_memory_bytes(&self) -> u64 {
         let used = self.buffer.tiers().dram_used_bytes();
@@ -61,14 +166,19 @@ impl Files {
     pub fn give_back(&self) -> GivenBack {
         let mut given = GivenBack {
             dropped_bytes: self.drop_from_memory(),
-            moved_bytes: 0,
+            ..GivenBack::default()
         };
         if self.owed_bytes() > 0 {
             given.moved_bytes = self.move_from_memory();
         }
         if self.owed_bytes() > 0 {
-            // Not before: what is being copied to the PFS does not move, and flash is nearer.
-            self.buffer.queue().hurry();
+            let stays = self.what_stays();
+            if stays.could_drain {
+                // Not before: what is being copied to the PFS does not move, and flash is nearer.
+                // Nor for what a drain does not help: who is in a hurry keeps to no plan's rates.
+                self.buffer.queue().hurry();
+            }
+            given.waits = stays.waits;
         }
         given
     }
@@ -97,6 +207,8 @@ impl Files {
 
     fn move_from_memory(&self) -> u64 {
         let mut moved = 0;
+        // A look at all files: made again only when flash has changed by it.
+        let mut clean = None;
         for id in self.in_memory_by_order() {
             if self.owed_bytes() == 0 || self.base.is_ending() {
                 break;
@@ -104,7 +216,7 @@ impl Files {
             let Some(file) = self.buffer.file(ObjectId(id)) else {
                 continue;
             };
-            match self.leave_memory_for_flash(&file) {
+            match self.leave_memory_for_flash(&file, &mut clean) {
                 Ok(Some(bytes)) => {
                     failpoint::hit(failpoint::Point::LendMoved);
                     moved += bytes;
@@ -119,6 +231,54 @@ impl Files {
             }
         }
         moved
+    }
+
+    /// Files in memory that no round can move, and whether a drain would help.
+    fn what_stays(&self) -> Stays {
+        let mut stays = Stays::default();
+        for file in self.buffer.files() {
+            let (is_here, is_deleted, by_kernel, is_dirty) = {
+                let state = file.lock();
+                let residency = &state.residency;
+                (
+                    residency.tier == DRAM,
+                    state.is_unlinked(),
+                    residency.by_kernel,
+                    state.is_dirty(),
+                )
+            };
+            if !is_here {
+                continue;
+            }
+            let open = self.buffer.opens().by_ino(file.ino);
+            let is_passed = open.as_ref().is_some_and(|open| open.is_passthrough());
+            if !(is_deleted || by_kernel || is_passed) {
+                let is_written = open.as_ref().is_some_and(|open| open.is_written());
+                stays.could_drain |= is_dirty && !is_written;
+                continue;
+            }
+            let bytes = self.bytes_now(&file, open.as_deref());
+            stays.waits.files += 1;
+            stays.waits.bytes += bytes;
+            stays.waits.largest.push(LendingFile {
+                path: file.path(),
+                bytes,
+                deleted: is_deleted,
+            });
+        }
+        let largest = &mut stays.waits.largest;
+        largest.sort_by_key(|file| std::cmp::Reverse(file.bytes));
+        largest.truncate(LENDING_FILES_MAX);
+        stays
+    }
+
+    /// What a file occupies: what it has grown to since it was opened is not booked yet.
+    fn bytes_now(&self, file: &File, open: Option<&OpenFile>) -> u64 {
+        // Who moves it looks at it, too.
+        let target = open.and_then(|open| open.target.try_read());
+        let stat = target.and_then(|target| target.object().stat().ok());
+        let booked = || self.buffer.ledger().used_bytes(file.object);
+        stat.map_or_else(booked, |stat| stat.allocated_bytes)
     }
 
     /// Files in memory, in the order in which they would be drained.
@@ -145,7 +305,11 @@ impl Files {
 
     /// Answers with what has left. `None`: it stays, for it is in use in a way that does not allow
     /// it, or there is no room.
-    fn leave_memory_for_flash(&self, file: &Arc<File>) -> Result<Option<u64>, Failure> {
+    fn leave_memory_for_flash(
+        &self,
+        file: &Arc<File>,
+        clean: &mut Option<HashMap<usize, u64>>,
+    ) -> Result<Option<u64>, Failure> {
         let open = self.buffer.opens().by_ino(file.ino);
         // What it has grown to since it was opened is not booked yet.
         let bytes = match &open {
@@ -153,7 +317,10 @@ impl Files {
             None => self.buffer.ledger().used_bytes(file.object),
         };
         let with_room = self.flash_for(file, DRAM, bytes);
-        let Some(to) = with_room.or_else(|| self.flash_with_clean(bytes)) else {
+        let must_evict = with_room.is_none();
+        let find =
+            || self.flash_with_clean(bytes, clean.get_or_insert_with(|| self.clean_by_tier()));
+        let Some(to) = with_room.or_else(find) else {
             if file.lock().is_dirty() {
                 self.buffer.queue().add_urgent(file.object);
             }
@@ -182,6 +349,9 @@ impl Files {
             }
             None => self.move_to_node(file, to, &control),
         };
+        if must_evict {
+            *clean = None;
+        }
         let has_moved = moved?;
         if has_moved {
             self.uncache(file, to);
@@ -194,15 +364,33 @@ impl Files {
         file.is_copy_wanted() || open.is_some_and(|open| open.unsent.is_wanted())
     }
 
-    /// Flash of this node whose clean copies make room.
-    fn flash_with_clean(&self, bytes: u64) -> Option<TierId> {
+    /// Flash of this node whose clean copies, by tier, make room.
+    fn flash_with_clean(&self, bytes: u64, clean: &HashMap<usize, u64>) -> Option<TierId> {
         let mut spaces = self.buffer.spaces();
         spaces.retain(|space| {
             let slot = self.buffer.tiers().get(TierId(space.index as u8));
             slot.is_some_and(|slot| slot.server == self.settings.server)
         });
-        let largest = largest_flash(&spaces)?;
-        (largest.capacity_bytes >= bytes).then_some(TierId(largest.index as u8))
+        let clean_bytes = |index| clean.get(&index).copied().unwrap_or(0);
+        let index = flash_with_clean(&spaces, clean_bytes, bytes)?;
+        Some(TierId(index as u8))
+    }
+
+    /// What could be evicted, by the index of the tier, bytes.
+    fn clean_by_tier(&self) -> HashMap<usize, u64> {
+        let copies = self.buffer.ledger().restart_copies();
+        let copies = copies
+            .into_iter()
+            .map(|(tier, bytes)| (usize::from(tier.0), bytes));
+        let mut clean: HashMap<usize, u64> = copies.collect();
+        for candidate in self.clean_candidates(|state| state.residency.tier != DRAM) {
+            let object = ObjectId(candidate.candidate().id);
+            if let Some(file) = self.buffer.file(object) {
+                let bytes = self.buffer.ledger().used_bytes(object);
+                *clean.entry(usize::from(file.tier().0)).or_default() += bytes;
+            }
+        }
+        clean
     }
 
     /// What a move has written so far does not stay in the page cache: that is memory, too.

@@ -265,7 +265,9 @@ impl Files {
                     let hopeless = !hopes || goes_at_once(refused);
                     if waited >= self.settings.wait_for_space || hopeless || self.base.is_ending() {
                         if open.is_passthrough() {
-                            if self.hold_beyond_limit(open, len, refused)? {
+                            if self.hold_beyond_limit(open, len, refused)?
+                                || self.hold_lent(open, len, refused)?
+                            {
                                 return Ok(Room::Yes);
                             }
                             // The kernel goes on writing where it is.

@@ -290,11 +290,8 @@ impl Files {
             source => source?,
         };
         let bytes = source.stat()?.allocated_bytes;
-        let spaces = self.buffer.ledger().spaces();
-        let room = spaces
-            .iter()
-            .any(|s| s.index == dram.0 as usize && s.available_bytes() >= bytes);
-        if !room && self.make_space(dram, bytes) < bytes {
+        // A tier that is lowered meanwhile keeps room in its file system for what is set aside.
+        if !self.hold_for_move(file, dram, bytes) {
             return Err(Errno::ENOSPC.into());
         }
         let wanted = Move {
@@ -304,7 +301,9 @@ impl Files {
             generation: Some(generation),
             is_exclusive: false,
         };
-        match self.move_object(&wanted, || self.buffer.claim_unopened(file), drop) {
+        let outcome = self.move_object(&wanted, || self.buffer.claim_unopened(file), drop);
+        self.buffer.ledger().release_move(file.object);
+        match outcome {
             Err(failure) if failure.errno() == Errno::EIO => {
                 let claim = self.buffer.opens().claim(file.ino);
                 if !claim.is_open() {
@@ -348,7 +347,10 @@ mod tests {
 
     use forebay_types::{Errno, Ino};
 
-    use crate::testing::{Lab, answer};
+    use forebay_tiers::testing::{Effect, Operation, When};
+
+    use crate::buffer::tierset::DRAM;
+    use crate::testing::{FLASH, Lab, answer, create, drain};
 
     #[test]
     fn who_may_change_one_file_is_not_brought_another_that_has_taken_its_name() {
@@ -396,6 +398,40 @@ mod tests {
             found.file.is_none(),
             "{:?} is shown for theirs",
             file.path()
+        );
+    }
+
+    /// A tier that is lowered meanwhile has room for it in its file system.
+    #[test]
+    fn what_comes_into_memory_is_set_aside_before_it_is_copied() {
+        let (lab, flash) = Lab::with_memory();
+        let rooms = lab.rooms();
+        rooms
+            .files
+            .release(create(rooms, b"f", &[7; 4 << 20]))
+            .expect("close");
+        let file = rooms.buffer.files().pop().expect("file");
+        rooms.files.leave_memory(|_| false, |_| false);
+        drain(rooms);
+        assert_eq!((file.tier(), file.lock().is_dirty()), (FLASH, false));
+        assert_eq!(rooms.buffer.ledger().held_bytes(DRAM), 0);
+        let slow = Effect::Delay(Duration::from_millis(200));
+        flash.inject(Operation::Read, When::Every, slow);
+        let before = flash.calls(Operation::Read);
+        std::thread::scope(|scope| {
+            let coming = scope.spawn(|| answer(rooms.files.prefetch(&file, &|_| ())));
+            while flash.calls(Operation::Read) == before {
+                std::thread::yield_now();
+            }
+            let held = rooms.buffer.ledger().held_bytes(DRAM);
+            assert_eq!(coming.join().expect("no panic"), Ok(true));
+            assert!(held >= 4 << 20, "{held}");
+        });
+        assert_eq!(file.tier(), DRAM);
+        assert_eq!(rooms.lifecycle.audit_books(), Vec::<String>::new());
+        assert_eq!(
+            rooms.buffer.ledger().held_bytes(DRAM),
+            rooms.buffer.ledger().used_bytes(file.object)
         );
     }
 }

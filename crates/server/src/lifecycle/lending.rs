@@ -4,21 +4,23 @@
 //! so that nothing new is set aside beyond it. *fb-return* has what lies beyond it leave. Neither
 //! waits for the other: memory may go on going while a large file moves.
 
+use std::cmp::Ordering::{Equal, Greater, Less};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use forebay_namespace::{NsError, in_record};
-use forebay_policy::lending::{LendOrder, Lender, LendingError, Memory, Target};
+use forebay_policy::lending::{LendOrders, Lender, LendingError, Memory, Pool, Target, tightest};
 use forebay_tiers::MemoryNow;
 use forebay_types::{Errno, format_size};
-use forebay_wire::control::LendingStatus;
+use forebay_wire::control::{LENDING_ORDERS_MAX, LendingOrder, LendingStatus};
 use parking_lot::{Condvar, Mutex};
 
 use crate::base::failure::Failure;
 use crate::base::settings::{LendingSetting, MemoryWay, Settings};
 use crate::buffer::tierset::DRAM;
+use crate::files::lending::{GivenBack, WaitsFor, pools_of};
 use crate::lifecycle::Lifecycle;
 
 /// Between two looks while memory may be needed any moment.
@@ -29,9 +31,11 @@ const CALM: Duration = Duration::from_secs(1);
 const AGAIN: Duration = Duration::from_millis(100);
 /// A round looks at all files: it takes one part in so many of the time at most.
 const SHARE_OF_TIME: u32 = 4;
-/// Under which the order is on record.
-const NAME: &str = "lend";
-const WHAT: &str = "order to lend memory";
+/// Under which the orders are on record.
+const NAME: &str = "lend-orders";
+const WHAT: &str = "orders to lend memory";
+/// How an order is on record: its name, and bytes.
+type OnRecord = Vec<(String, u64)>;
 
 /// What one look has seen and come to.
 #[derive(Clone, Debug)]
@@ -42,7 +46,7 @@ struct Look {
 
 struct Deciding {
     lender: Lender,
-    order: Option<LendOrder>,
+    orders: LendOrders,
     last: Option<Look>,
     /// Said already.
     missing_group: Option<PathBuf>,
@@ -54,6 +58,11 @@ pub struct Borrowed {
     memory: MemoryWay,
     begun: Instant,
     deciding: Mutex<Deciding>,
+    /// Held from an order to its record: a store that is slow holds up other orders, and neither
+    /// looks nor who asks for the status.
+    ordering: Mutex<()>,
+    /// What the last round of giving back has left.
+    waits: Mutex<WaitsFor>,
     /// Signalled when there is something to be given back.
     owed: (Mutex<bool>, Condvar),
     dropped_bytes: AtomicU64,
@@ -74,20 +83,18 @@ impl Borrowed {
             begun: Instant::now(),
             deciding: Mutex::new(Deciding {
                 lender: Lender::new(*bounds)?,
-                order: None,
+                orders: LendOrders::default(),
                 last: None,
                 missing_group: None,
                 is_blind: false,
             }),
+            ordering: Mutex::default(),
+            waits: Mutex::default(),
             owed: Default::default(),
             dropped_bytes: AtomicU64::new(0),
             moved_bytes: AtomicU64::new(0),
         }))
     }
-}
-
-fn order_of(bytes: u64) -> Option<LendOrder> {
-    (bytes > 0).then_some(LendOrder { bytes })
 }
 
 /// The thread that looks.
@@ -118,11 +125,7 @@ pub fn give_back(lifecycle: &Arc<Lifecycle>) {
             continue;
         }
         let begun = Instant::now();
-        let given = lifecycle.files.give_back();
-        let count = |total: &AtomicU64, bytes| total.fetch_add(bytes, Ordering::Relaxed);
-        count(&borrowed.dropped_bytes, given.dropped_bytes);
-        count(&borrowed.moved_bytes, given.moved_bytes);
-        lifecycle.fit_memory();
+        let given = lifecycle.give_back_once(borrowed);
         if lifecycle.files.owed_bytes() > 0 {
             let took = begun.elapsed();
             let pause = if given.is_any() {
@@ -142,14 +145,27 @@ impl Lifecycle {
         self.borrowed.is_some()
     }
 
-    /// Goes on with the order of before.
+    fn give_back_once(&self, borrowed: &Borrowed) -> GivenBack {
+        let given = self.files.give_back();
+        let count = |total: &AtomicU64, bytes| total.fetch_add(bytes, Ordering::Relaxed);
+        count(&borrowed.dropped_bytes, given.dropped_bytes);
+        count(&borrowed.moved_bytes, given.moved_bytes);
+        borrowed.waits.lock().clone_from(&given.waits);
+        self.fit_memory();
+        given
+    }
+
+    /// Goes on with the orders of before.
     pub fn restore_order_to_lend(&self) -> Result<(), NsError> {
         let Some(borrowed) = &self.borrowed else {
             return Ok(());
         };
         if let Some(bytes) = self.ns.get_fact(NAME)? {
-            let bytes: u64 = postcard::from_bytes(&bytes).map_err(in_record(WHAT))?;
-            borrowed.deciding.lock().order = order_of(bytes);
+            let known: OnRecord = postcard::from_bytes(&bytes).map_err(in_record(WHAT))?;
+            let orders = &mut borrowed.deciding.lock().orders;
+            for (name, bytes) in &known {
+                orders.set(name, *bytes);
+            }
         }
         Ok(())
     }
@@ -189,22 +205,24 @@ impl Lifecycle {
         let memory = Memory {
             now_s: borrowed.begun.elapsed().as_secs_f64(),
             total_bytes: now.total_bytes,
-            available_bytes: now.available_bytes,
+            pool: tightest(pools_of(&now)).unwrap_or(Pool {
+                total_bytes: now.total_bytes,
+                available_bytes: now.available_bytes,
+            }),
             stall_us: now.stall_us,
             capacity_bytes: figures.capacity_bytes,
-            used_bytes: self.files.in_memory_bytes(),
+            used_bytes: now.resident_bytes(self.files.in_memory_bytes()),
         };
-        let target = deciding.lender.step(&memory, deciding.order);
+        let target = deciding.lender.step(&memory, deciding.orders.sum());
         let before = deciding.last.replace(Look { now, target });
         if before.is_none_or(|before| before.target.why != target.why) {
             let size = format_size(target.capacity_bytes);
             tracing::info!("borrowed memory: {size}: {}", target.why);
         }
-        if target.capacity_bytes != figures.capacity_bytes {
-            self.set_memory(
-                target.capacity_bytes,
-                target.capacity_bytes < figures.capacity_bytes,
-            );
+        match target.capacity_bytes.cmp(&figures.capacity_bytes) {
+            Less => self.lower_memory(target.capacity_bytes),
+            Greater => self.raise_memory(target.capacity_bytes, figures.capacity_bytes),
+            Equal => {}
         }
         if self.files.owed_bytes() > 0 {
             *borrowed.owed.0.lock() = true;
@@ -213,19 +231,29 @@ impl Lifecycle {
         target.is_tense()
     }
 
-    fn set_memory(&self, bytes: u64, is_less: bool) {
-        self.buffer.tiers().set_dram_bytes(bytes);
+    /// Nothing more is set aside, and the tmpfs follows.
+    fn lower_memory(&self, bytes: u64) {
         self.buffer.ledger().set_capacity(DRAM, bytes);
-        if is_less {
-            forebay_types::failpoint::hit(forebay_types::failpoint::Point::LendLowered);
-        }
+        self.buffer.tiers().set_dram_bytes(bytes);
+        forebay_types::failpoint::hit(forebay_types::failpoint::Point::LendLowered);
         self.fit_memory();
     }
 
-    /// The tmpfs follows what the tier may hold, and the ledger what the tmpfs can.
-    fn fit_memory(&self) {
-        let held = self.buffer.ledger().held_bytes(DRAM);
-        match self.buffer.tiers().fit_dram(held) {
+    /// The tmpfs has room before anything is set aside in it. Where it cannot grow, all stays as it
+    /// was `before`, and the next look tries again.
+    fn raise_memory(&self, bytes: u64, before: u64) {
+        self.buffer.tiers().set_dram_bytes(bytes);
+        match self.fit_memory() {
+            true => self.buffer.ledger().set_capacity(DRAM, bytes),
+            false => self.buffer.tiers().set_dram_bytes(before),
+        }
+    }
+
+    /// The tmpfs follows what the tier may hold, and the ledger what the tmpfs can. Whether it has.
+    fn fit_memory(&self) -> bool {
+        let ledger = self.buffer.ledger();
+        let fitted = self.buffer.tiers().fit_dram(|| ledger.held_bytes(DRAM));
+        match &fitted {
             Ok(()) => {}
             // A kernel has written more than is known yet: the next look sees it.
             Err(error) if error.raw_os_error() == Some(libc::EBUSY) => {}
@@ -233,24 +261,35 @@ impl Lifecycle {
         }
         let slot = self.buffer.tiers().get(DRAM);
         if let Some(space) = slot.and_then(|slot| slot.tier.space().ok()) {
-            self.buffer
-                .ledger()
-                .set_physical_free(DRAM, space.free_bytes);
+            ledger.set_physical_free(DRAM, space.free_bytes);
         }
+        fitted.is_ok()
     }
 
-    /// Has jobs get so many bytes back until another order; 0 takes it back. It is on stable
-    /// storage and in force when this returns.
+    /// Has jobs get so many bytes back until another order of that name; 0 takes it back. Orders of
+    /// other names stay in force. It is on stable storage and in force when this returns.
     ///
     /// # Errors
-    /// `EOPNOTSUPP` where the memory tier does not borrow.
-    pub fn order_lend(&self, bytes: u64) -> Result<(), Failure> {
+    /// `EOPNOTSUPP` where the memory tier does not borrow, `EDQUOT` beyond [`LENDING_ORDERS_MAX`]
+    /// orders.
+    pub fn order_lend(&self, name: &str, bytes: u64) -> Result<(), Failure> {
         let borrowed = self.borrowed.as_ref().ok_or(Errno::EOPNOTSUPP)?;
-        let mut deciding = borrowed.deciding.lock();
-        let record = postcard::to_stdvec(&bytes).map_err(in_record(WHAT))?;
+        let one = borrowed.ordering.lock();
+        let mut orders = borrowed.deciding.lock().orders.clone();
+        orders.set(name, bytes);
+        if orders.count() > LENDING_ORDERS_MAX {
+            return Err(Failure::new(
+                Errno::EDQUOT,
+                format!("{LENDING_ORDERS_MAX} orders are in force"),
+            ));
+        }
+        let known = orders.iter().map(|(name, bytes)| (name.to_string(), bytes));
+        let record = postcard::to_stdvec(&known.collect::<OnRecord>()).map_err(in_record(WHAT))?;
         self.ns.put_fact(NAME, &record)?;
         self.ns.sync()?;
-        deciding.order = order_of(bytes);
+        let mut deciding = borrowed.deciding.lock();
+        deciding.orders = orders;
+        drop(one);
         self.look(borrowed, &mut deciding);
         Ok(())
     }
@@ -262,13 +301,26 @@ impl Lifecycle {
         let Look { now, target } = deciding.last.as_ref()?;
         let figures = self.buffer.ledger().figures(DRAM);
         let load = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        let owed_bytes = self.files.owed_bytes();
+        let waits = match owed_bytes {
+            0 => WaitsFor::default(),
+            _ => borrowed.waits.lock().clone(),
+        };
+        let orders = deciding.orders.iter().map(|(name, bytes)| LendingOrder {
+            name: name.to_string(),
+            bytes,
+        });
         Some(LendingStatus {
             borrowed_bytes: figures.capacity_bytes,
             used_bytes: self.files.in_memory_bytes(),
             floor_bytes: target.floor_bytes,
             ceiling_bytes: target.ceiling_bytes,
-            ordered_bytes: deciding.order.map_or(0, |order| order.bytes),
-            owed_bytes: self.files.owed_bytes(),
+            ordered_bytes: deciding.orders.sum().map_or(0, |order| order.bytes),
+            orders: orders.collect(),
+            owed_bytes,
+            waits_files: waits.files,
+            waits_bytes: waits.bytes,
+            waits_for: waits.largest,
             why: target.why.name().to_string(),
             memory_bytes: now.total_bytes,
             available_bytes: now.available_bytes,
@@ -279,228 +331,5 @@ impl Lifecycle {
 }
 
 #[cfg(test)]
-mod tests {
-    use std::io;
-
-    use forebay_policy::lending::Lending;
-    use forebay_tiers::MemorySource;
-    use forebay_types::{Ino, OpenFlags};
-    use forebay_wire::WriteHow;
-
-    use super::*;
-    use crate::rooms::Rooms;
-    use crate::testing::{FLASH, Lab, answer, create, drain};
-
-    const MIB: u64 = 1 << 20;
-    const RDWR: OpenFlags = OpenFlags(libc::O_RDWR as u32);
-
-    /// A machine of 64 MiB, of which the tier may have 16, and that keeps 16.
-    #[derive(Default)]
-    struct Machine {
-        available_mib: AtomicU64,
-        is_silent: std::sync::atomic::AtomicBool,
-    }
-
-    impl MemorySource for Machine {
-        fn look(&self) -> io::Result<MemoryNow> {
-            if self.is_silent.load(Ordering::Relaxed) {
-                return Err(Errno::EIO.into());
-            }
-            Ok(MemoryNow {
-                machine_bytes: 64 * MIB,
-                total_bytes: 64 * MIB,
-                available_bytes: self.available_mib.load(Ordering::Relaxed) * MIB,
-                ..MemoryNow::default()
-            })
-        }
-    }
-
-    impl Machine {
-        fn has(&self, available_mib: u64) {
-            self.available_mib.store(available_mib, Ordering::Relaxed);
-        }
-    }
-
-    fn lab(change: impl FnOnce(&mut Settings)) -> (Lab, Arc<Machine>) {
-        let machine = Arc::new(Machine::default());
-        machine.has(60);
-        let lab = Lab::with(|settings| {
-            settings.dram_bytes = Some(16 * MIB);
-            settings.lending = Some(LendingSetting {
-                bounds: Lending {
-                    max_bytes: 16 * MIB,
-                    max_share: 1.0,
-                    ..Lending::default()
-                },
-                memory: MemoryWay(machine.clone()),
-            });
-            change(settings);
-        });
-        lab.rooms().lifecycle.look_at_memory();
-        (lab, machine)
-    }
-
-    fn status(rooms: &Rooms) -> LendingStatus {
-        rooms.lifecycle.lending_status().expect("it borrows")
-    }
-
-    /// Content of so many megabytes that differs from place to place.
-    fn content(seed: u8, mib: u64) -> Vec<u8> {
-        let word = |at: u64| (at.wrapping_mul(0x9e37_79b9) >> 7) as u8 ^ seed;
-        (0..mib * MIB).map(word).collect()
-    }
-
-    fn read(rooms: &Rooms, ino: Ino, len: usize) -> Vec<u8> {
-        let (opened, _) = rooms.files.open(ino, RDWR, None).expect("open");
-        let mut bytes = vec![0; len];
-        let read = rooms.files.read(opened.handle, 0, &mut bytes);
-        assert_eq!(answer(read), Ok(len));
-        rooms.files.release(opened.handle).expect("close");
-        bytes
-    }
-
-    fn give_back(rooms: &Rooms) -> crate::files::lending::GivenBack {
-        let given = rooms.files.give_back();
-        rooms.lifecycle.fit_memory();
-        given
-    }
-
-    #[test]
-    fn what_jobs_need_leaves_memory_and_is_what_it_was() {
-        let (lab, machine) = lab(|_| ());
-        let rooms = lab.rooms();
-        assert_eq!(
-            (status(rooms).borrowed_bytes, &*status(rooms).why),
-            (16 * MIB, "ceiling")
-        );
-        let (first, second) = (content(1, 5), content(2, 6));
-        rooms
-            .files
-            .release(create(rooms, b"clean", &first))
-            .expect("close");
-        drain(rooms);
-        rooms
-            .files
-            .release(create(rooms, b"dirty", &second))
-            .expect("close");
-        let files = rooms.buffer.files();
-        assert!(files.iter().all(|file| file.tier() == DRAM));
-        machine.has(16);
-        assert!(rooms.lifecycle.look_at_memory(), "the next look is soon");
-        let told = status(rooms);
-        assert_eq!((told.borrowed_bytes, &*told.why), (4 * MIB, "jobs"));
-        assert_eq!(told.owed_bytes, told.used_bytes - 4 * MIB);
-        let given = give_back(rooms);
-        assert!(
-            given.dropped_bytes >= 5 * MIB && given.moved_bytes >= 6 * MIB,
-            "{given:?}"
-        );
-        assert_eq!(status(rooms).owed_bytes, 0);
-        let dirty = files.iter().find(|file| file.path().ends_with(b"dirty"));
-        let dirty = dirty.expect("it is there");
-        assert_eq!(dirty.tier(), FLASH);
-        assert!(dirty.lock().is_dirty());
-        assert!(read(rooms, dirty.ino, second.len()) == second);
-        assert_eq!(lab.on_pfs("clean"), first);
-        assert_eq!(rooms.lifecycle.audit_books(), Vec::<String>::new());
-    }
-
-    #[test]
-    fn a_file_that_is_open_moves_and_is_read_and_written_on() {
-        let (lab, machine) = lab(|_| ());
-        let rooms = lab.rooms();
-        let mut held = content(3, 8);
-        let handle = create(rooms, b"open", &held);
-        let file = rooms.buffer.files().pop().expect("file");
-        machine.has(16);
-        rooms.lifecycle.look_at_memory();
-        assert_eq!(give_back(rooms).moved_bytes, 8 * MIB);
-        assert_eq!(file.tier(), FLASH);
-        let more = content(4, 1);
-        let written = rooms
-            .files
-            .write(handle, held.len() as u64, &more, WriteHow::WAITING);
-        assert_eq!(answer(written), Ok(Some(more.len())));
-        held.extend(more);
-        rooms.files.release(handle).expect("close");
-        assert!(read(rooms, file.ino, held.len()) == held);
-        assert_eq!(rooms.lifecycle.audit_books(), Vec::<String>::new());
-    }
-
-    #[test]
-    fn a_write_that_comes_while_memory_is_short_does_not_fail() {
-        let (lab, machine) = lab(|_| ());
-        let rooms = lab.rooms();
-        let handle = create(rooms, b"grows", &content(5, 3));
-        machine.has(0);
-        rooms.lifecycle.look_at_memory();
-        assert_eq!(status(rooms).borrowed_bytes, 4 * MIB);
-        let more = content(6, 6);
-        let written = rooms.files.write(handle, 3 * MIB, &more, WriteHow::WAITING);
-        assert_eq!(answer(written), Ok(Some(more.len())));
-        rooms.files.release(handle).expect("close");
-        // New files do not go where there is no room.
-        rooms
-            .files
-            .release(create(rooms, b"new", &content(7, 5)))
-            .expect("close");
-        give_back(rooms);
-        assert_eq!(status(rooms).owed_bytes, 0);
-        assert_eq!(rooms.lifecycle.audit_books(), Vec::<String>::new());
-    }
-
-    #[test]
-    fn without_flash_what_is_not_drained_is_drained_first() {
-        let (lab, machine) = lab(|settings| settings.ssd.clear());
-        let rooms = lab.rooms();
-        rooms
-            .files
-            .release(create(rooms, b"f", &content(8, 8)))
-            .expect("close");
-        machine.has(8);
-        rooms.lifecycle.look_at_memory();
-        assert!(!give_back(rooms).is_any());
-        drain(rooms);
-        assert_eq!(give_back(rooms).dropped_bytes, 8 * MIB);
-        assert_eq!(status(rooms).owed_bytes, 0);
-        assert_eq!(lab.on_pfs("f"), content(8, 8));
-    }
-
-    #[test]
-    fn an_order_lowers_it_at_once_and_is_remembered() {
-        let (lab, _machine) = lab(|_| ());
-        let rooms = lab.rooms();
-        answer(rooms.lifecycle.order_lend(10 * MIB)).expect("ordered");
-        let told = status(rooms);
-        assert_eq!(
-            (told.borrowed_bytes, told.ceiling_bytes),
-            (6 * MIB, 6 * MIB)
-        );
-        assert_eq!((told.ordered_bytes, &*told.why), (10 * MIB, "ordered"));
-        // As a start does.
-        let borrowed = rooms.lifecycle.borrowed.as_ref().expect("it borrows");
-        borrowed.deciding.lock().order = None;
-        rooms.lifecycle.restore_order_to_lend().expect("on record");
-        rooms.lifecycle.look_at_memory();
-        assert_eq!(status(rooms).ceiling_bytes, 6 * MIB);
-        answer(rooms.lifecycle.order_lend(0)).expect("taken back");
-        assert_eq!(status(rooms).ceiling_bytes, 16 * MIB);
-        let fixed = Lab::with(|settings| settings.dram_bytes = Some(16 * MIB));
-        let refused = fixed.rooms().lifecycle.order_lend(MIB);
-        assert_eq!(answer(refused), Err(Errno::EOPNOTSUPP));
-        assert_eq!(fixed.rooms().lifecycle.lending_status(), None);
-    }
-
-    #[test]
-    fn while_nobody_says_how_much_there_is_it_stays_as_it_is() {
-        let (lab, machine) = lab(|_| ());
-        let rooms = lab.rooms();
-        machine.has(0);
-        machine.is_silent.store(true, Ordering::Relaxed);
-        assert!(rooms.lifecycle.look_at_memory(), "it is asked again soon");
-        assert_eq!(status(rooms).borrowed_bytes, 16 * MIB);
-        machine.is_silent.store(false, Ordering::Relaxed);
-        rooms.lifecycle.look_at_memory();
-        assert_eq!(status(rooms).borrowed_bytes, 4 * MIB);
-    }
-}
+#[path = "lending_tests.rs"]
+mod tests;

@@ -269,10 +269,8 @@ fn ask_space(lifecycle: &Lifecycle, id: TierId, slot: &Slot) {
 
 /// Memory that was borrowed beyond the tier's size goes back as soon as it is free.
 fn give_back(lifecycle: &Lifecycle) {
-    let held = lifecycle
-        .buffer
-        .ledger()
-        .held_bytes(crate::buffer::tierset::DRAM);
+    let ledger = lifecycle.buffer.ledger();
+    let held = || ledger.held_bytes(crate::buffer::tierset::DRAM);
     if let Err(error) = lifecycle.buffer.tiers().fit_dram(held)
         && error.raw_os_error() != Some(libc::EBUSY)
     {

@@ -39,7 +39,10 @@ pub fn borrow(settings: &mut Settings) {
 
 /// Orders all but the last of it back, and waits until that is done.
 pub fn order(server: &Running) -> Result<(), Errno> {
-    server.control(Control::Lend { bytes: 1 << 30 })?;
+    server.control(Control::Lend {
+        bytes: 1 << 30,
+        name: "job 1".into(),
+    })?;
     let begun = Instant::now();
     loop {
         let lending = server.status().lending.expect("it borrows");

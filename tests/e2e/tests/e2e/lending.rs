@@ -209,6 +209,45 @@ fn command_lend_is_kept_over_a_kill_and_waits_until_memory_is_free() {
     assert_eq!(bytes(&lending(&cluster), "ceiling_bytes"), 64 * MIB);
 }
 
+/// Two jobs share a node: each has its own order, and a prolog that waits hears of what it waits for.
+#[test]
+fn command_lend_orders_of_two_jobs_add_up_and_files_that_are_waited_for_are_named() {
+    if needs_root() {
+        return;
+    }
+    let mut cluster = borrowing().flag("--no-passthrough").up();
+    let path = cluster.mnt("deleted");
+    write_file(&path, pattern(31, 20 << 20));
+    let held = File::open(&path).expect("open");
+    std::fs::remove_file(&path).expect("remove");
+    cluster.on_state(&["lend", "20MiB", "--for", "job 1"]).ok();
+    let second = ["lend", "32MiB", "--for", "job 2", "--wait", "1s"];
+    wait_until("a round has come to nothing", || {
+        cluster.on_state(&second);
+        bytes(&lending(&cluster), "waits_files") == 1
+    });
+    let told = cluster.on_state(&second);
+    assert_eq!(told.code, 4, "{}", told.stderr);
+    let start = "52.0 MiB go back to jobs by 2 orders: the memory tier may have 12.0 MiB; ";
+    assert!(told.stdout.starts_with(start), "{}", told.stdout);
+    let end = ": 20.0 MiB stay until programs close 1 file ((unlinked object ";
+    assert!(told.stdout.contains(end), "{}", told.stdout);
+    let waits = &lending(&cluster)["waits_for"];
+    assert_eq!(waits[0]["deleted"], true, "{waits}");
+    drop(held);
+    wait_until("its memory is free", || {
+        bytes(&lending(&cluster), "owed_bytes") == 0
+    });
+    cluster.restart();
+    let orders = lending(&cluster)["orders"].clone();
+    let names: Vec<_> = orders.as_array().into_iter().flatten().collect();
+    assert_eq!(names.len(), 2, "{orders}");
+    cluster.on_state(&["lend", "--end", "--for", "job 2"]).ok();
+    let told = lending(&cluster);
+    assert_eq!(bytes(&told, "ordered_bytes"), 20 * MIB, "{told}");
+    assert_eq!(told["orders"][0]["for"], "job 1");
+}
+
 #[test]
 fn bad_input_lend_and_its_bounds_refuse_what_makes_no_sense() {
     let fixed = Cluster::builder().dram("64MiB").up();

@@ -7,10 +7,9 @@ use std::time::Instant;
 
 use forebay_policy::limits::{Beyond, Excess};
 use forebay_policy::placement::{
-    Extension, HeldBack, Lease, MIN_EXTENSION_BYTES, extend_lease, held_back, kept_memory_bytes,
-    may_borrow,
+    Extension, HeldBack, Lease, MIN_EXTENSION_BYTES, extend_lease, held_back, may_borrow,
 };
-use forebay_tiers::{MachineMemory, TierKind};
+use forebay_tiers::TierKind;
 use forebay_types::{Errno, format_size};
 
 use super::{
@@ -177,7 +176,7 @@ impl Guard {
             since,
         } = held
         else {
-            more(files, growing, refused);
+            more(files, growing, refused, false);
             return;
         };
         let can_drain =
@@ -186,10 +185,10 @@ impl Guard {
         let goes_on = match held_back(since.elapsed(), can_drain, since_moved) {
             HeldBack::Waits if !write_blocker.has_failed() => true,
             HeldBack::Waits | HeldBack::BorrowsOrWaits => {
-                more(files, growing, refused);
+                more(files, growing, refused, !write_blocker.has_failed());
                 true
             }
-            HeldBack::BorrowsOrFails => more(files, growing, refused),
+            HeldBack::BorrowsOrFails => more(files, growing, refused, false),
         };
         if goes_on {
             return;
@@ -255,10 +254,10 @@ fn goes_beyond(files: &Files, growing: &Growing<'_>, refused: Refused) -> bool {
     !waits && exceed_limit(files, growing)
 }
 
-/// More for a file that is held back.
-fn more(files: &Files, growing: &Growing<'_>, refused: Refused) -> bool {
+/// More for a file that is held back; `waits`: it goes on being held back without.
+fn more(files: &Files, growing: &Growing<'_>, refused: Refused, waits: bool) -> bool {
     let is_limited = matches!(refused, Refused::Limit { .. });
-    (is_limited && exceed_limit(files, growing)) || borrow(files, growing)
+    (is_limited && exceed_limit(files, growing)) || borrow(files, growing, waits)
 }
 
 /// Extends a lease by what the tier has, whatever the limits of users and groups are.
@@ -281,36 +280,35 @@ fn exceed_limit(files: &Files, growing: &Growing<'_>) -> bool {
 }
 
 /// Extends a lease beyond what the tier is meant to hold, by what the machine still has: the file
-/// cannot go elsewhere while the kernel writes it, and a write must not fail.
-fn borrow(files: &Files, growing: &Growing<'_>) -> bool {
+/// cannot go elsewhere while the kernel writes it, and a write must not fail. Who waits gets
+/// nothing that jobs have taken.
+fn borrow(files: &Files, growing: &Growing<'_>, waits: bool) -> bool {
     let overrun_bytes = growing.used_bytes.saturating_sub(growing.lease.bytes);
-    let wanted = overrun_bytes + MIN_EXTENSION_BYTES;
-    let lease = growing.lease.bytes + wanted;
-    let slot = files.buffer.tiers().get(growing.tier);
+    let (tiers, ledger) = (files.buffer.tiers(), files.buffer.ledger());
+    let slot = tiers.get(growing.tier);
     let is_here = slot.is_some_and(|slot| slot.tier.elsewhere(growing.id).is_none());
-    let able = match files.buffer.tiers().kind(growing.tier) {
-        TierKind::Dram if is_here => {
-            let memory = MachineMemory::now();
-            memory.is_some_and(|m| {
-                let kept = kept_memory_bytes(m.total_bytes);
-                may_borrow(m.available_bytes, wanted, kept)
-            }) && fit_memory(files, wanted)
+    let in_memory = is_here && tiers.kind(growing.tier) == TierKind::Dram;
+    let wish = overrun_bytes + MIN_EXTENSION_BYTES;
+    let free_bytes = || slot.and_then(|slot| Some(slot.tier.space().ok()?.free_bytes));
+    let more_bytes = match in_memory {
+        true if files.memory_has(wish) => MIN_EXTENSION_BYTES,
+        true if waits => 0,
+        true => files.lent_back(MIN_EXTENSION_BYTES),
+        false if free_bytes().is_some_and(|free| may_borrow(free, wish, tiers.overrun_bytes())) => {
+            MIN_EXTENSION_BYTES
         }
-        _ => files
-            .buffer
-            .tiers()
-            .get(growing.tier)
-            .and_then(|slot| slot.tier.space().ok())
-            .is_some_and(|space| {
-                may_borrow(
-                    space.free_bytes,
-                    wanted,
-                    files.buffer.tiers().overrun_bytes(),
-                )
-            }),
+        false => 0,
     };
-    if !able {
+    if more_bytes == 0 {
         return false;
+    }
+    let wanted = overrun_bytes + more_bytes;
+    let lease = growing.lease.bytes + wanted;
+    let hold = || ledger.hold_beyond(growing.id, growing.tier, growing.used_bytes, lease);
+    match in_memory {
+        true if !files.grow_memory(wanted, hold) => return false,
+        true => {}
+        false => hold(),
     }
     if growing.open.borrowed.swap(true, Ordering::AcqRel) {
         tracing::debug!("{} more", format_size(wanted));
@@ -320,24 +318,10 @@ fn borrow(files: &Files, growing: &Growing<'_>) -> bool {
             (growing.path)().escape_ascii()
         );
     }
-    files
-        .buffer
-        .ledger()
-        .hold_beyond(growing.id, growing.tier, growing.used_bytes, lease);
     growing.open.lease_bytes.store(lease, Ordering::Release);
     true
 }
 
-fn fit_memory(files: &Files, more_bytes: u64) -> bool {
-    let held = files
-        .buffer
-        .ledger()
-        .held_bytes(crate::buffer::tierset::DRAM);
-    let fitted = files
-        .buffer
-        .tiers()
-        .fit_dram(held.saturating_add(more_bytes));
-    fitted
-        .inspect_err(|error| tracing::warn!("the memory tier cannot grow: {error}"))
-        .is_ok()
-}
+#[cfg(test)]
+#[path = "watch_tests.rs"]
+mod tests;
