@@ -283,6 +283,17 @@ impl Applications {
         complete
     }
 
+    /// The same of a version by what the path of a file of it says, wherever the file is.
+    pub fn is_version_complete(&self, identity: &Identity) -> bool {
+        let now = self.now_s();
+        let mut inner = self.inner.lock();
+        let number = inner.by_name.get(&identity.application).copied();
+        let (Some(number), Some(version)) = (number, identity.version) else {
+            return false;
+        };
+        inner.known(number).versions.is_complete(version, now)
+    }
+
     /// The version that a file belongs to was published.
     pub fn committed(&self, object: ObjectId) {
         let now = self.now_s();

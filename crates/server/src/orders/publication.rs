@@ -15,6 +15,9 @@ use parking_lot::Mutex;
 /// Between two looks at versions that are not published; nothing is looked at while there are none.
 const LOOK: Duration = Duration::from_millis(100);
 
+/// Between two looks on the PFS for files of a version that has none in the burst buffer.
+const LOOK_ON_PFS: Duration = Duration::from_secs(1);
+
 /// Between two tries of a publication that fails.
 const RETRY: Duration = Duration::from_secs(1);
 
@@ -58,6 +61,8 @@ struct Followed {
     active_at: Instant,
     /// A file of it has been seen.
     has_files: bool,
+    /// When files of it were last looked for on the PFS.
+    looked_at: Option<Instant>,
     /// The last try has failed: when it is tried again, and why.
     failed: Option<(Instant, Errno)>,
 }
@@ -97,6 +102,7 @@ impl Versions {
         let version = by_dir.entry(dir.key).or_insert(Followed {
             active_at: now,
             has_files: false,
+            looked_at: None,
             failed: None,
         });
         if figures.files > 0 {
@@ -112,6 +118,28 @@ impl Versions {
             version.has_files,
             now.duration_since(version.active_at).as_secs_f64(),
         )
+    }
+
+    /// Whether files of a version are to be looked for on the PFS now: the caller does.
+    fn looks_on_pfs(&self, dir: &Dir) -> bool {
+        let mut by_dir = self.by_dir.lock();
+        let Some(version) = by_dir.get_mut(&dir.key) else {
+            return false;
+        };
+        let is_due = version
+            .looked_at
+            .is_none_or(|at| at.elapsed() >= LOOK_ON_PFS);
+        if is_due {
+            version.looked_at = Some(Instant::now());
+        }
+        is_due
+    }
+
+    /// A file of it was found there.
+    fn found_on_pfs(&self, dir: &Dir) {
+        if let Some(version) = self.by_dir.lock().get_mut(&dir.key) {
+            version.has_files = true;
+        }
     }
 
     fn forget_others(&self, left: &[(Arc<Dir>, Figures)]) {

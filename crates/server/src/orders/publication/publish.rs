@@ -14,6 +14,9 @@ use super::{Figures, LOOK, pause_after};
 use crate::base::failure::Failure;
 use crate::buffer::target::Target;
 use crate::orders::Orders;
+use crate::orders::asker::Asker;
+use crate::orders::asker::sight::Sight;
+use crate::orders::walk::Visited;
 
 impl Orders {
     /// Makes a directory; one that a path rule calls a version is made where outsiders do not see
@@ -148,25 +151,50 @@ impl Orders {
         figures.any = Some(file.object);
     }
 
-    fn facts(&self, dir: &Dir, figures: &Figures) -> VersionFacts {
+    fn facts(&self, dir: &Arc<Dir>, figures: &Figures) -> VersionFacts {
         let hidden = dir.hidden();
-        let (has_files, quiet_s) = self.versions.follow(dir, figures);
+        let group = self.catalog.rules().group(&dir.path());
+        let mode = group.unwrap_or(GroupMode::Commit);
+        let (mut has_files, quiet_s) = self.versions.follow(dir, figures);
+        let apps = self.catalog.apps();
+        let mut complete = figures.any.is_some_and(|any| apps.is_complete(any));
+        // All of it may have been drained, and left as outdated, since the last look.
+        if mode == GroupMode::Complete
+            && figures.any.is_none()
+            && self.versions.looks_on_pfs(dir)
+            && let Some(path) = self.file_on_pfs(dir)
+        {
+            self.versions.found_on_pfs(dir);
+            has_files = true;
+            complete = apps.is_version_complete(&self.catalog.rules().identify(&path));
+        }
         VersionFacts {
-            mode: self
-                .catalog
-                .rules()
-                .group(&dir.path())
-                .unwrap_or(GroupMode::Commit),
+            mode,
             committed: hidden.as_ref().is_some_and(|hidden| hidden.committed),
             interrupted: hidden.is_some_and(|hidden| hidden.interrupted),
             has_files,
             written: figures.written,
             undrained: figures.undrained.len() as u64,
-            complete: figures
-                .any
-                .is_some_and(|any| self.catalog.apps().is_complete(any)),
+            complete,
             quiet_s,
         }
+    }
+
+    /// The path of any file of a version that has none in the burst buffer. What cannot be read now
+    /// is looked at again.
+    fn file_on_pfs(&self, dir: &Arc<Dir>) -> Option<Vec<u8>> {
+        let server = Asker::server();
+        let sight = Sight::new(self, &server);
+        let mut found = None;
+        let mut look = |visited: Visited| {
+            found = Some(visited.path());
+            false
+        };
+        let mut unread = |path: Vec<u8>, failure| {
+            tracing::debug!("{}: not looked at: {failure}", path.escape_ascii());
+        };
+        self.walk_dir(dir, &sight, &mut look, &mut unread, 0);
+        found
     }
 
     /// Versions that were ordered to be published and are not yet.
@@ -289,5 +317,57 @@ pub fn run(orders: &Arc<Orders>) {
         let began = Instant::now();
         orders.look_at_versions();
         std::thread::sleep(pause_after(began, LOOK));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use forebay_types::Ino;
+
+    use super::*;
+    use crate::base::settings::PathRule;
+    use crate::rooms::Rooms;
+    use crate::testing::{Lab, create_in, drain, me};
+
+    /// A version with a file.
+    fn write_version(rooms: &Rooms, name: &str) {
+        let link = Link {
+            parent: Ino::ROOT,
+            name: name.into(),
+        };
+        let made = rooms.orders.mkdir(&link, 0o755, &me()).expect("mkdir");
+        let handle = create_in(rooms, made.ino, b"f", b"content");
+        rooms.files.release(handle).expect("close");
+    }
+
+    #[test]
+    fn a_version_whose_files_were_never_seen_here_is_published_too() {
+        let lab = Lab::with(|settings| {
+            settings.rules = vec![PathRule {
+                pattern: "/ckpt-{version}".into(),
+                durability: None,
+                mtbf: None,
+                group: Some(GroupMode::Complete),
+                placement: None,
+                trust: None,
+            }];
+        });
+        let rooms = lab.rooms();
+        write_version(rooms, "ckpt-1");
+        write_version(rooms, "ckpt-2");
+        drain(rooms);
+        // Outdated, it leaves before anybody has looked.
+        let mut left = 0;
+        for file in rooms.buffer.files() {
+            if file.path().starts_with(b"ckpt-1/") {
+                left += usize::from(rooms.buffer.evict(&file).is_some());
+            }
+        }
+        assert_eq!(left, 1);
+        assert!(!lab.pfs("ckpt-1").exists());
+        for _ in 0..3 {
+            rooms.orders.look_at_versions();
+        }
+        assert_eq!(lab.on_pfs("ckpt-1/f"), b"content");
     }
 }
