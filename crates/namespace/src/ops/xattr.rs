@@ -64,13 +64,13 @@ impl Namespace {
         Ok(match self.node(ino)? {
             Node::Dir(dir) => Place::Dir(dir),
             Node::Plain(plain) => Place::Pfs(self.plain_node(&plain)?),
-            Node::File(file) => match {
+            Node::File(file) => {
                 self.look_if_trusted(&file)?;
-                self.clean_node(&file)?
-            } {
-                Some(node) => Place::Pfs(node),
-                None => Place::Record(file),
-            },
+                match self.clean_node(&file)? {
+                    Some(node) => Place::Pfs(node),
+                    None => Place::Record(file),
+                }
+            }
         })
     }
 

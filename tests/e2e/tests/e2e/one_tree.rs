@@ -113,7 +113,7 @@ fn look_at(cluster: &Cluster, names: &[&str]) {
 
 /// An outsider makes another file of it, as a program does that writes a temporary one first.
 fn replace_on_pfs(cluster: &Cluster, name: &str, seed: u64) {
-    let new = cluster.pfs(&format!("{name}.new"));
+    let new = cluster.pfs(format!("{name}.new"));
     write_file(&new, pattern(seed, 60_000));
     fs::rename(new, cluster.pfs(name)).expect("rename");
 }
