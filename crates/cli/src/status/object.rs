@@ -246,7 +246,9 @@ mod tests {
     use std::collections::BTreeSet;
 
     use forebay_types::Errno;
-    use forebay_wire::control::{KeeperStatus, LimitStatus, PathFailure};
+    use forebay_wire::control::{
+        KeeperStatus, LendingFile, LendingOrder, LendingStatus, LimitStatus, PathFailure,
+    };
 
     use super::*;
 
@@ -318,7 +320,11 @@ mod tests {
             nodes: vec![nodes::tests::node(2)],
             second_copies: Some(SecondCopiesStatus::default()),
             keeper: Some(KeeperStatus { pid: 2, runs: true }),
-            lending: Some(Box::default()),
+            lending: Some(Box::new(LendingStatus {
+                orders: vec![LendingOrder::default()],
+                waits_for: vec![LendingFile::default()],
+                ..LendingStatus::default()
+            })),
             ..StatusBits::default()
         })
     }

@@ -3,8 +3,9 @@
 use super::failure;
 use forebay_wire::control::{
     AheadStatus, ApplicationStatus, Awaited, AwaitedFile, ClientStatus, ConflictEntry,
-    ConnectionStatus, EmptyingStatus, LendingStatus, LimitStatus, NetworkStatus, NodeStatus,
-    PlanStatus, RefusedStatus, ScrubStatus, StandbyStatus, StatusBits, TierStatus, VersionStatus,
+    ConnectionStatus, EmptyingStatus, LendingFile, LendingOrder, LendingStatus, LimitStatus,
+    NetworkStatus, NodeStatus, PlanStatus, RefusedStatus, ScrubStatus, StandbyStatus, StatusBits,
+    TierStatus, VersionStatus,
 };
 
 pub(super) fn status() -> StatusBits {
@@ -81,6 +82,15 @@ fn lending() -> LendingStatus {
     LendingStatus {
         borrowed_bytes: 1 << 32,
         why: "jobs".into(),
+        orders: vec![LendingOrder {
+            name: "job 7".into(),
+            bytes: 1 << 30,
+        }],
+        waits_for: vec![LendingFile {
+            path: b"run/f".to_vec(),
+            bytes: 1 << 20,
+            deleted: true,
+        }],
         ..LendingStatus::default()
     }
 }
