@@ -11,7 +11,7 @@ use serde_json::Value;
 
 const MIB: u64 = 1 << 20;
 const LEN: usize = 4 << 20;
-/// Back at its ceiling after so long at most.
+/// On an idle machine, back at its ceiling after so long at most.
 const BACK: Duration = Duration::from_secs(30);
 
 fn borrowing() -> forebay_testkit::Builder {
@@ -133,7 +133,8 @@ fn assert_nothing_is_lost(cluster: &Cluster) {
                 rounds.load(Ordering::Relaxed) > before + 20
             });
             cluster.on_state(&["lend", "--end"]).ok();
-            wait_until_for(BACK, "it has grown back", || {
+            // Stalls that other tests cause keep it small meanwhile.
+            wait_until_for(10 * BACK, "it has grown back", || {
                 bytes(&lending(cluster), "borrowed_bytes") == 64 * MIB
             });
             for at in 0..8 {
