@@ -227,8 +227,8 @@ mod tests {
         assert!(!help.contains("recurse"), "{help}");
     }
 
-    /// A line that is too long is wrapped, and what is behind a comment's break is no comment. So no
-    /// line is wrapped on a terminal of 80 columns.
+    /// A line that is too long is wrapped, and what is behind a comment's break is no comment. So
+    /// no line is wrapped on a terminal of 80 columns.
     #[test]
     fn the_configuration_in_the_help_is_printed_as_it_is() {
         for (name, sample) in [

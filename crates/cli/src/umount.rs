@@ -106,8 +106,8 @@ pub fn run(args: impl Iterator<Item = OsString>) -> u8 {
 fn unmount(order: &Order) -> u8 {
     let mut command = Command::new("umount");
     command.arg("-i");
-    // The place is as the mount table has it; of a dead mount nothing can be asked. Others than root
-    // may not say so.
+    // The place is as the mount table has it; of a dead mount nothing can be asked. Others than
+    // root may not say so.
     command.args(rustix::process::geteuid().is_root().then_some("-c"));
     command.args(order.lazy.then_some("-l"));
     command.args(order.force.then_some("-f"));

@@ -1,7 +1,7 @@
 //! The note in /run/mount/utab by which umount(8) calls a helper.
 //!
 //! umount(8) of util-linux asks statfs(2) for the type of a plain `umount DIR`, finds `fuse`, and
-//! looks for no helper of `fuse.forebay`, unless the mount is in that file (`uhelper=` of mount(8)).
+//! looks for no helper of `fuse.forebay`, unless the mount is in that file (`uhelper=`, mount(8)).
 
 use std::fs::{File, OpenOptions, Permissions};
 use std::io::{self, Write};

@@ -63,7 +63,7 @@ impl Said {
     }
 }
 
-/// A line from elsewhere: cut, and without what moves the cursor. ssh ends its lines with CR and LF.
+/// A line from elsewhere: cut, and without what moves the cursor. ssh ends lines with CR and LF.
 pub fn shown(line: &str) -> String {
     let mut text = show_path(line.trim_end_matches('\r').as_bytes());
     if let Some((at, _)) = text.char_indices().find(|(at, _)| *at >= LINE_MAX) {

@@ -48,7 +48,7 @@ enum What {
         #[arg(long, value_name = "DIR", default_value = "/var/lib/forebay")]
         states: PathBuf,
     },
-    /// Prints where lines of /etc/fstab have a burst buffer mounted that no unit of the package runs
+    /// Prints where lines of /etc/fstab have a burst buffer mounted that no unit of ours runs
     Mounted,
     /// Prints the versions of what is on disk: another forebay with the same ones goes on with it
     OnDisk,

@@ -182,8 +182,8 @@ impl Namespace {
         trust.is_some_and(|trust| !trust(&|| dir.path_of(name)).is_zero())
     }
 
-    /// Such a look, at a clean copy. `ESTALE`: the copy is dropped, and whoever asked looks the name
-    /// up again.
+    /// Such a look, at a clean copy. `ESTALE`: the copy is dropped, and whoever asked looks the
+    /// name up again.
     pub fn look_if_trusted(&self, file: &Arc<File>) -> Result<(), NsError> {
         let name = {
             let state = file.lock();

@@ -27,12 +27,10 @@ pub(crate) type Claimed = HashSet<(TierId, ObjectId)>;
 /// What is said of a file that may be on the PFS as it was last fsynced: see [`may_be_on_the_pfs`].
 const OPEN_FOR_WRITING: &str = "was open for writing: what was not yet flushed by fsync, if anything, is lost with the node's power";
 
-/// Of a file that a copy of the state folder has, and whose object went after that copy was made, the
-/// same is seen as of one that flash has lost.
+/// A copy of the state folder that was put back has such files, too.
 const NOT_ON_FLASH: &str = "is not on flash any more: it was not yet flushed by fsync and is lost with the node's power, or the state folder is older than the flash (a copy of it was put back)";
 
-/// Where not one object of a tier can be looked at, and it has so many, it is the tier that is
-/// broken.
+/// Where not one object of a tier can be looked at, and it has so many, the tier is broken.
 const BROKEN_OBJECTS_MIN: usize = 8;
 
 /// What the record of a file says of its objects is nobody else's.

@@ -210,7 +210,7 @@ fn command_lend_is_kept_over_a_kill_and_waits_until_memory_is_free() {
     assert_eq!(bytes(&lending(&cluster), "ceiling_bytes"), 64 * MIB);
 }
 
-/// Two jobs share a node: each has its own order, and a prolog that waits hears of what it waits for.
+/// Two jobs share a node: each has its own order, and a prolog hears of what it waits for.
 #[test]
 fn command_lend_orders_of_two_jobs_add_up_and_files_that_are_waited_for_are_named() {
     if needs_root() {
