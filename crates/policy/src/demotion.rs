@@ -45,7 +45,7 @@ pub struct Candidate {
     pub id: u64,
     /// The caller's number for the application.
     pub application: u64,
-    /// Checkpoint version; `None` is ordered behind all versions of its application.
+    /// Checkpoint version; `None` is demoted behind all versions of its application.
     pub version: Option<u64>,
     /// From [`crate::version::VersionTracker::is_outdated`].
     pub outdated: bool,
@@ -114,24 +114,13 @@ pub fn order_age_max_s(took_s: f64) -> f64 {
 ///    data is then not kept waiting by the numbers of others.
 /// 4. Within an application the oldest version, then the oldest close.
 pub fn order_demotion(policy: PlacementPolicy, candidates: &mut [Candidate], now_s: f64) {
-    order(policy, candidates, now_s, |c| c);
+    order(policy, candidates, now_s, |c| c, false);
 }
 
 /// Orders clean files, first to be evicted first; as [`order_demotion`], but of one MTBF what has
 /// no version goes first under [`PlacementPolicy::Bbos`]: a restart reads the versions.
 pub fn order_eviction(policy: PlacementPolicy, candidates: &mut [CleanCandidate], now_s: f64) {
-    order(policy, candidates, now_s, |c| &c.0);
-    if policy == PlacementPolicy::Bbos {
-        let versions_last = |c: &CleanCandidate| (c.0.in_use, !c.0.outdated, c.0.version.is_some());
-        candidates.sort_by(|a, b| {
-            let (in_use_a, current_a, versioned_a) = versions_last(a);
-            let (in_use_b, current_b, versioned_b) = versions_last(b);
-            (in_use_a, current_a)
-                .cmp(&(in_use_b, current_b))
-                .then_with(|| b.0.mtbf_s.total_cmp(&a.0.mtbf_s))
-                .then(versioned_a.cmp(&versioned_b))
-        });
-    }
+    order(policy, candidates, now_s, |c| &c.0, true);
 }
 
 fn order<T>(
@@ -139,11 +128,12 @@ fn order<T>(
     candidates: &mut [T],
     now_s: f64,
     get: impl Fn(&T) -> &Candidate,
+    versions_last: bool,
 ) {
     match policy {
         PlacementPolicy::Bbos => {
             let waiting = oldest_close_by_application(candidates.iter().map(&get));
-            candidates.sort_by(|a, b| compare_bbos(get(a), get(b), &waiting));
+            candidates.sort_by(|a, b| compare_bbos(get(a), get(b), &waiting, versions_last));
         }
         PlacementPolicy::Fifo => {
             let key = |c: &Candidate| c.arrived_at_s;
@@ -176,7 +166,14 @@ fn oldest_close_by_application<'a>(
     oldest
 }
 
-fn compare_bbos(a: &Candidate, b: &Candidate, oldest_close: &HashMap<Group, f64>) -> Ordering {
+/// `versions_last`: of one MTBF, what has no version goes first.
+fn compare_bbos(
+    a: &Candidate,
+    b: &Candidate,
+    oldest_close: &HashMap<Group, f64>,
+    versions_last: bool,
+) -> Ordering {
+    let stays = |c: &Candidate| versions_last && c.version.is_some();
     let waiting = |c: &Candidate| {
         let group = (c.application, c.outdated);
         oldest_close.get(&group).copied().unwrap_or(c.closed_at_s)
@@ -186,6 +183,7 @@ fn compare_bbos(a: &Candidate, b: &Candidate, oldest_close: &HashMap<Group, f64>
         .cmp(&b.in_use)
         .then(b.outdated.cmp(&a.outdated))
         .then_with(|| b.mtbf_s.total_cmp(&a.mtbf_s))
+        .then_with(|| stays(a).cmp(&stays(b)))
         .then_with(|| waiting(a).total_cmp(&waiting(b)))
         .then(a.application.cmp(&b.application))
         .then_with(|| version(a).cmp(&version(b)))
