@@ -6,9 +6,12 @@ use std::sync::{Mutex, OnceLock, PoisonError};
 
 use serde_json::Value;
 
+use crate::watchdog::bound_this_test;
+
 /// The program.
 pub fn program() -> &'static Path {
     static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
+    bound_this_test();
     PROGRAM.get_or_init(|| match std::env::var_os("FOREBAY_BIN") {
         Some(path) => std::fs::canonicalize(&path)
             .unwrap_or_else(|error| panic!("FOREBAY_BIN {}: {error}", path.display())),
