@@ -54,9 +54,7 @@ class BurstBuffer:
     def up(self) -> None:
         dram, ssd = self.sizes
         words = ["up", "--pfs", self.pfs, "--mount", self.mount, "--state", self.state, "--config", self.config]
-        if dram:
-            words += ["--dram", dram]
-        words += ["--ssd", f"{self.ssd}:{ssd}", "--detach"]
+        words += ["--dram", dram or "none", "--ssd", f"{self.ssd}:{ssd}", "--detach"]
         done = subprocess.run([os.environ["FOREBAY_BIN"], *words], timeout=60, capture_output=True)
         assert done.returncode == 0, done.stderr
 

@@ -54,7 +54,7 @@ class Place:
 
 def options_of(way, flash):
     if way == "passthrough":
-        return ["--ssd", f"{flash}:{FLASH_FOR_PASSTHROUGH}"]
+        return ["--dram", "none", "--ssd", f"{flash}:{FLASH_FOR_PASSTHROUGH}"]
     # Small enough that what the suites write has to move; and each fsync demotes a file while it is open.
     return ["--no-passthrough", "--dram", "96MiB", "--ssd", f"{flash}:256MiB", "--durability", "pfs"]
 

@@ -95,7 +95,7 @@ class Thin:
             at = log.tell()
             self.process = subprocess.Popen(
                 [self.campaign.args.forebay, "up", "--pfs", self.pfs, "--mount", self.mnt, "--state", self.state,
-                 "--ssd", f"{self.flash.point}/tier:96MiB", "--config", base / "bb.toml"],
+                 "--dram", "none", "--ssd", f"{self.flash.point}/tier:96MiB", "--config", base / "bb.toml"],
                 stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=log)
         deadline = time.monotonic() + PATIENCE_S
         while b" is up in front of " not in self.log.read_bytes()[at:]:

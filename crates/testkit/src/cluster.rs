@@ -172,9 +172,8 @@ impl Builder {
         for (flag, name) in [("--pfs", "pfs"), ("--mount", "mnt"), ("--state", "state")] {
             args.extend([flag.into(), base.join(name).into()]);
         }
-        if let Some(size) = self.dram {
-            args.extend(["--dram".into(), size.into()]);
-        }
+        let dram = self.dram.unwrap_or_else(|| "none".into());
+        args.extend(["--dram".into(), dram.into()]);
         if let Some(size) = self.ssd {
             let ssd = format!("{}:{size}", base.join("ssd").display());
             args.extend(["--ssd".into(), ssd.into()]);

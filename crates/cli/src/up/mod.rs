@@ -49,7 +49,8 @@ const LOOK_EVERY: Duration = Duration::from_millis(50);
 #[command(
     after_help = usage::EXIT_CODES,
     after_long_help = concat!(
-        "At least one of --dram and --ssd is needed. After a crash or kill -9 the same command with ",
+        "Without --dram as much memory is borrowed as jobs do without, at most half of it; the start says ",
+        "how much that may be. `--dram none` with --ssd uses flash alone. After a crash or kill -9 the same command with ",
         "the same --state finds everything again and finishes what was under way.\n\n",
         "Without --detach it runs in the foreground and logs to standard error; Ctrl-C stops it in ",
         "order (data not yet on the PFS stays in the state folder), a second Ctrl-C at once.\n\n",
@@ -64,7 +65,7 @@ const LOOK_EVERY: Duration = Duration::from_millis(50);
         include_str!("sample.toml"),
         "\n",
         "Examples:\n",
-        "  forebay up --pfs /scratch --mount /bb --state /var/lib/forebay --dram 4GiB --ssd /nvme:200GB\n",
+        "  forebay up --pfs /scratch --mount /bb --state /var/lib/forebay --ssd /nvme:200GB\n",
         "  forebay up --config /etc/forebay.toml --check\n",
         "  forebay up --config /etc/forebay.toml --detach\n\n",
         "Exit codes: 0 stopped in order, or (--detach) mounted; 1 it could not be started: one line ",
@@ -81,8 +82,8 @@ pub struct UpArgs {
     /// Folder for records, log and control socket; made if missing, kept over restarts
     #[arg(long, value_name = "DIR")]
     state: Option<PathBuf>,
-    /// Memory to borrow: a size, or auto: as much as jobs do without
-    #[arg(long, value_name = "SIZE|auto", value_parser = text_of::<Dram>)]
+    /// Memory to borrow: a size, none, or auto, the default: as much as jobs do without
+    #[arg(long, value_name = "SIZE|auto|none", value_parser = text_of::<Dram>)]
     dram: Option<String>,
     /// With --dram auto: what jobs never get back (default: nothing but 4 MiB)
     #[arg(long, value_name = "SIZE", value_parser = text_of::<Size>)]
@@ -158,13 +159,14 @@ fn check(args: &UpArgs) -> Result<Exit, Failure> {
         out::complain(warning);
     }
     let settings = &plan.settings;
-    let tiers = settings.ssd.iter().map(|ssd| ssd.dir.display().to_string());
+    let flash = settings.ssd.iter().map(|ssd| ssd.dir.display().to_string());
     let memory = settings.dram_bytes.map(|_| "memory".to_string());
-    let tiers: Vec<String> = memory.into_iter().chain(tiers).collect();
+    let named: Vec<String> = memory.into_iter().chain(flash).collect();
     out::print(&format!(
-        "{} in front of {}: nothing is wrong with these settings; nothing was started\n",
-        tiers.join(", "),
-        settings.pfs.display()
+        "{} in front of {}: nothing is wrong with these settings, with {}; nothing was started\n",
+        named.join(", "),
+        settings.pfs.display(),
+        tiers(&plan)
     ));
     Ok(Exit::Complete)
 }

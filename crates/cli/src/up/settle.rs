@@ -20,7 +20,7 @@ use forebay_types::{format_duration, format_size};
 use super::given::{Demotion, Engine, Given, Rule, Scrub};
 use super::limits::check_each_once;
 use super::listening::Listen;
-use super::values::{Count, DramSize, Folder, Fraction, Size};
+use super::values::{Count, Dram, DramSize, Folder, Fraction, Size};
 use crate::exit::{Explain, Failure};
 
 /// Threads and workers: more only fight for the same queue.
@@ -75,8 +75,12 @@ pub fn settle(given: Given, may_mount: bool) -> Result<Plan, Failure> {
     })
 }
 
-fn settle_unmounted(given: Given, may_mount: bool) -> Result<Plan, Failure> {
+fn settle_unmounted(mut given: Given, may_mount: bool) -> Result<Plan, Failure> {
     check_rules(&given.rules)?;
+    // The memory tier is a tmpfs, which an ordinary user cannot mount.
+    if may_mount {
+        given.dram.get_or_insert(Dram(DramSize::Auto));
+    }
     let plan = settle_member(given, may_mount)?;
     check_tiers(&plan.settings)?;
     Ok(plan)
@@ -98,7 +102,7 @@ pub fn settle_member(given: Given, may_mount: bool) -> Result<Plan, Failure> {
     match given.dram.map(|dram| dram.0) {
         Some(DramSize::Fixed(bytes)) => settings.dram_bytes = Some(bytes),
         Some(DramSize::Auto) => borrow(&mut settings, bounds)?,
-        None => {}
+        Some(DramSize::None) | None => {}
     }
     for ssd in given.ssd.unwrap_or_default() {
         let mut ssd = ssd.0;
@@ -459,6 +463,23 @@ mod tests {
         let fixed = settled("dram = \"1G\"\ndram_max_share = 0.1").expect("settled");
         assert_eq!(fixed.settings.lending, None);
         assert_eq!(fixed.settings.dram_bytes, Some(1 << 30));
+    }
+
+    #[test]
+    fn who_may_mount_a_tmpfs_borrows_memory_unless_told_otherwise() {
+        let settled = |text: &str, may_mount| {
+            let base = "pfs = \"/p\"\nmount = \"/m\"\nstate = \"/s\"\nssd = [\"/f\"]\n";
+            let given = toml::from_str(&format!("{base}{text}")).expect("valid TOML");
+            let settings = settle(given, may_mount).expect("settled").settings;
+            (settings.dram_bytes, settings.lending.is_some())
+        };
+        let auto = settled("dram = \"auto\"", true);
+        assert!(auto.1);
+        assert_eq!(settled("", true), auto);
+        assert_eq!(settled("dram_max = \"8MiB\"", true), (Some(8 << 20), true));
+        for (text, may_mount) in [("dram = \"none\"", true), ("", false)] {
+            assert_eq!(settled(text, may_mount), (None, false), "{text}");
+        }
     }
 
     #[test]

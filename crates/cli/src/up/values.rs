@@ -123,12 +123,15 @@ pub enum DramSize {
     Fixed(u64),
     /// As much as jobs do without.
     Auto,
+    /// There is none.
+    None,
 }
 
 value!(
     /// Memory to borrow.
-    Dram(DramSize), "a size such as \"4GiB\", or \"auto\"", |text| match text.trim() {
+    Dram(DramSize), "a size such as \"4GiB\", \"auto\" or \"none\"", |text| match text.trim() {
         "auto" => Ok(DramSize::Auto),
+        "none" => Ok(DramSize::None),
         size => parse_size(size).map(DramSize::Fixed).map_err(|e| e.to_string()),
     }
 );

@@ -137,7 +137,8 @@ fn bad_input_unknown_policies_levels_and_flags() {
     ] {
         assert_refused(&cluster, &changed(&cluster, flag, value), part);
     }
-    let without_dram: Vec<_> = cluster.up_args()[..7].to_vec();
+    let mut without_dram: Vec<_> = cluster.up_args()[..7].to_vec();
+    without_dram.extend(["--dram".into(), "none".into()]);
     assert_refused(&cluster, &without_dram, "neither --dram");
 }
 
