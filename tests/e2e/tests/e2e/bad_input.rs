@@ -350,10 +350,9 @@ fn bad_input_tier_left_out_that_holds_undrained_data() {
     cluster.down(&[]);
     let mut args = cluster.up_args().to_vec();
     let at = args.iter().position(|arg| arg == "--ssd").expect("--ssd");
-    args.splice(
-        at..at + 2,
-        ["--dram", "16MiB", "--detach"].map(OsString::from),
-    );
+    args.splice(at..at + 2, ["--detach".into()]);
+    let at = args.iter().position(|arg| arg == "--dram").expect("--dram");
+    args[at + 1] = "16MiB".into();
     assert_line(
         &cluster.cli(&args),
         "which was not given; start with it, or, if it is gone for good",

@@ -1,0 +1,333 @@
+#!/usr/bin/env python3
+"""Memory that is borrowed (`--dram auto`), in a control group that stands for a node: what jobs notice of it, and what becomes of the files.
+
+    job      a program takes 80 % of the node's memory in 10 s while the tier holds 60 %: its time against the same without Forebay,
+             kills for memory, the least that was available, files that differ, and how soon the tier is back when the memory is idle
+    rounds   stress-ng takes and leaves memory again and again beside fsx and programs that write files and read them back
+    idle     what a mounted burst buffer that nobody uses takes of a core
+
+Needs root, and a hierarchy of control groups with memory (version 1 or 2). fsx and stress-ng: `scripts/setup.sh posix`.
+"""
+
+import argparse
+import json
+import mmap
+import os
+import random
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from systems import Failure, Forebay, ROOT, say, stop, workspace
+
+MIB = 1 << 20
+# Of the node's memory: what the tier may have, what the program takes.
+TIER_SHARE, JOB_SHARE, JOB_S = 0.6, 0.8, 10.0
+# One round: so many takers, one after the other, so that memory goes at a rate that a program reaches.
+TAKERS, TAKER_EVERY_S, TAKER_SHARE, TAKEN_S = 4, 0.15, 0.15, 1
+
+
+def arguments():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--forebay", type=Path, default=ROOT / "target/release/forebay")
+    parser.add_argument("--fsx", type=Path, default=ROOT / ".cache/bin/fsx")
+    parser.add_argument("--ior", type=Path, help="rounds: a built IOR, which runs with -R beside the others")
+    parser.add_argument("--node-mib", type=int, default=4096, help="memory of the node")
+    parser.add_argument("--rounds", type=int, default=1000)
+    parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1 << 32))
+    parser.add_argument("--idle-s", type=int, default=60)
+    parser.add_argument("--only", choices=["job", "rounds", "idle"])
+    parser.add_argument("--work", type=Path)
+    parser.add_argument("--json", type=Path, help="write the figures to this file")
+    # What this script starts in the group.
+    parser.add_argument("--inside", nargs="+", help=argparse.SUPPRESS)
+    return parser.parse_args()
+
+
+class Node:
+    """A control group with so much memory."""
+
+    def __init__(self, size):
+        self.size = size
+        self.path = self._hierarchy() / f"forebay-bench-{os.getpid()}"
+        self._is_v2 = (self.path.parent / "cgroup.controllers").exists()
+
+    @staticmethod
+    def _hierarchy():
+        for line in Path("/proc/self/mounts").read_text(encoding="utf-8").splitlines():
+            _, point, kind, options, *_ = line.split(" ")
+            if kind == "cgroup" and "memory" in options.split(","):
+                return Path(point)
+            if kind == "cgroup2" and "memory" in (Path(point) / "cgroup.subtree_control").read_text(encoding="ascii").split():
+                return Path(point)
+        raise Failure("no hierarchy of control groups with memory is mounted here")
+
+    def __enter__(self):
+        self.path.mkdir()
+        limit = "memory.max" if self._is_v2 else "memory.limit_in_bytes"
+        (self.path / limit).write_text(str(self.size), encoding="ascii")
+        return self
+
+    def __exit__(self, *_):
+        deadline_s = time.monotonic() + 10
+        while (self.path / "cgroup.procs").read_text(encoding="ascii"):
+            if time.monotonic() > deadline_s:
+                raise Failure(f"still in {self.path}: what was started there")
+            time.sleep(0.05)
+        self.path.rmdir()
+
+    def command(self, words):
+        """So that the program is in the group from its first page on."""
+        return ["sh", "-c", f"echo $$ >{self.path}/cgroup.procs && exec \"$@\"", "sh", *map(str, words)]
+
+    def start(self, words, **more):
+        return subprocess.Popen(self.command(words), **more)
+
+    def _table(self, name):
+        lines = (self.path / name).read_text(encoding="ascii").splitlines()
+        return {key: int(value) for key, value in (line.split() for line in lines)}
+
+    def killed(self):
+        return self._table("memory.events" if self._is_v2 else "memory.oom_control")["oom_kill"]
+
+    def available(self):
+        """As Forebay reckons: what is not taken, and pages of files. Bytes."""
+        used = int((self.path / ("memory.current" if self._is_v2 else "memory.usage_in_bytes")).read_text(encoding="ascii"))
+        stat = self._table("memory.stat")
+        names = ("inactive_file", "active_file") if self._is_v2 else ("total_inactive_file", "total_active_file")
+        return self.size - used + sum(stat[name] for name in names)
+
+
+class Beside(Forebay):
+    """A burst buffer in the group."""
+
+    def __init__(self, node, binary, base, options):
+        super().__init__(binary, base / "pfs", base / "mnt", base / "state", options)
+        self.node = node
+
+    def __enter__(self):
+        for folder in (self.pfs, self.mount, self.state):
+            folder.mkdir(parents=True, exist_ok=True)
+        self.is_up = True
+        words = [self.binary, "up", "--pfs", self.pfs, "--mount", self.mount, "--state", self.state, *self.options, "--detach"]
+        done = subprocess.run(self.node.command(words), capture_output=True, text=True)
+        if done.returncode:
+            raise Failure(f"forebay up: {done.stderr}")
+        return self
+
+    def lending(self):
+        return self.status()["lending"]
+
+    def wait_for_ceiling(self, limit_s=60):
+        """Seconds until the tier may hold as much as it ever may."""
+        begun_s = time.monotonic()
+        while True:
+            now = self.lending()
+            if now["borrowed_bytes"] >= now["ceiling_bytes"]:
+                return time.monotonic() - begun_s
+            if time.monotonic() - begun_s > limit_s:
+                raise Failure(f"the tier is not at its ceiling after {limit_s} s: {now}")
+            time.sleep(0.1)
+
+
+def take(size, span_s, hold_s):
+    """Takes memory at an even rate; the seconds of all of it, and of the taking without the pauses."""
+    memory = mmap.mmap(-1, size)
+    part = b"x" * MIB
+    begun_s, busy_s = time.monotonic(), 0.0
+    for at in range(0, size, MIB):
+        before_s = time.monotonic()
+        memory[at:at + MIB] = part[:min(MIB, size - at)]
+        busy_s += time.monotonic() - before_s
+        time.sleep(max(0.0, begun_s + span_s * (at + MIB) / size - time.monotonic()))
+    print(json.dumps([time.monotonic() - begun_s, busy_s]), flush=True)
+    time.sleep(hold_s)
+
+
+def took(node, watch=lambda: None):
+    """One such program; `watch` is called again and again meanwhile."""
+    words = [sys.executable, __file__, "--inside", "take", int(JOB_SHARE * node.size), JOB_S, 1]
+    job = node.start(words, stdout=subprocess.PIPE, text=True)
+    while job.poll() is None:
+        watch()
+        time.sleep(0.1)
+    if job.returncode:
+        raise Failure(f"the program that takes memory ended with {job.returncode}")
+    return json.loads(job.stdout.read())
+
+
+def content(name, size):
+    part = random.Random(name).randbytes(MIB)
+    return part * (size // MIB)
+
+
+def job(args, base):
+    figures = {}
+    for kind in ("clean", "undrained"):
+        with Node(args.node_mib * MIB) as node:
+            alone = took(node)
+            rules = "" if kind == "clean" else "[demotion]\nidle = false\nstart = \"100%\"\ndirty_cap = \"100%\"\n"
+            (base / "bb.toml").write_text(rules)
+            options = ["--dram-max-share", TIER_SHARE, "--ssd", f"{base / kind / 'ssd'}:{node.size}", "--config", base / "bb.toml"]
+            (base / kind / "ssd").mkdir(parents=True)
+            with Beside(node, args.forebay, base / kind, options) as forebay:
+                forebay.wait_for_ceiling()
+                count = 16
+                size = int(0.95 * TIER_SHARE * node.size / count) // MIB * MIB
+                for n in range(count):
+                    (forebay.mount / f"f{n}").write_bytes(content(f"f{n}", size))
+                if kind == "clean":
+                    forebay.command("stage-out", "--wait", forebay.mount)
+                held = forebay.lending()["used_bytes"]
+                least, wrong, reads = node.available(), 0, 0
+
+                def watch():
+                    nonlocal least, wrong, reads
+                    least = min(least, node.available())
+                    name = f"f{reads % count}"
+                    wrong += (forebay.mount / name).read_bytes() != content(name, size)
+                    reads += 1
+                beside = took(node, watch)
+                back_s = forebay.wait_for_ceiling()
+                for n in range(count):
+                    wrong += (forebay.mount / f"f{n}").read_bytes() != content(f"f{n}", size)
+                figures[kind] = {
+                    "held_share": held / node.size, "time": beside[0] / alone[0], "time_without_pauses": beside[1] / alone[1], "killed": node.killed(),
+                    "least_available_mib": least // MIB, "reads_meanwhile": reads, "differ": wrong, "at_ceiling_after_s": back_s}
+                say(f"{kind}: {figures[kind]}")
+    return figures
+
+
+def write_and_read(folder, seed):
+    """Writes files, reads them back and compares, for ever. Ends with 1 at a difference."""
+    folder, chosen = Path(folder), random.Random(seed)
+    sizes = {}
+    passes = 0
+    while not (folder / "stop").exists():
+        name = f"w{chosen.randrange(24)}"
+        if name in sizes and chosen.random() < 0.6:
+            found = (folder / name).read_bytes()
+            if found != content(*sizes[name]):
+                same = next(at for at, pair in enumerate(zip(found, content(*sizes[name]))) if pair[0] != pair[1])
+                sys.exit(f"{name}: {len(found)} bytes, differs from byte {same} on")
+        else:
+            passes += 1
+            sizes[name] = (f"{seed}-{name}-{passes}", chosen.randrange(1, 33) * MIB)
+            with open(folder / name, "wb") as file:
+                file.write(content(*sizes[name]))
+                if chosen.random() < 0.3:
+                    os.fsync(file.fileno())
+    print(passes)
+
+
+def beside_pressure(args, node, forebay):
+    """What runs for as long as the rounds do: names and processes."""
+    running = {}
+    for number in range(2):
+        folder = forebay.mount / f"written{number}"
+        folder.mkdir()
+        words = [sys.executable, __file__, "--inside", "write_and_read", folder, args.seed + number]
+        running[f"written{number}"] = node.start(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    for number in range(2):
+        words = [args.fsx, "-q", "-f", ROOT / "tests/posix/fsx.toml", "-S", args.seed + number, "-P", forebay.state, forebay.mount / f"fsx{number}"]
+        running[f"fsx{number}"] = node.start(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    if args.ior:
+        again = f"while :; do {args.ior} -w -r -R -e -t 1m -b 96m -o {forebay.mount}/ior || exit 1; done"
+        running["IOR"] = node.start(["sh", "-c", again], stdout=subprocess.DEVNULL, stderr=subprocess.STDOUT, text=True, start_new_session=True)
+    return running
+
+
+def pressure(node):
+    """One round. How many takers were killed for memory shows in the group."""
+    words = ["stress-ng", "--quiet", "--vm", 1, "--vm-bytes", int(TAKER_SHARE * node.size), "--vm-keep", "--vm-method", "zero-one", "--timeout", TAKEN_S]
+    takers = []
+    for _ in range(TAKERS):
+        takers.append(node.start(words))
+        time.sleep(TAKER_EVERY_S)
+    for taker in takers:
+        taker.wait()
+
+
+def rounds(args, base):
+    say(f"seed {args.seed}")
+    with Node(args.node_mib * MIB) as node:
+        (base / "ssd").mkdir()
+        # Much of what is written is not drained yet when memory goes: it has to move.
+        (base / "bb.toml").write_text("[demotion]\nidle = false\nstart = \"50%\"\n")
+        options = ["--dram-max-share", TIER_SHARE, "--ssd", f"{base / 'ssd'}:{2 * node.size}", "--config", base / "bb.toml"]
+        with Beside(node, args.forebay, base, options) as forebay:
+            forebay.wait_for_ceiling()
+            running = beside_pressure(args, node, forebay)
+            smallest, begun_s = node.size, time.monotonic()
+            try:
+                for number in range(1, args.rounds + 1):
+                    pressure(node)
+                    smallest = min(smallest, forebay.lending()["borrowed_bytes"])
+                    for name, process in running.items():
+                        if process.poll() is not None:
+                            said = process.stdout.read() if process.stdout else ""
+                            raise Failure(f"round {number}, seed {args.seed}: {name} ended with {process.returncode}: {said[-2000:]}")
+                    if number % 50 == 0:
+                        say(f"round {number}: {time.monotonic() - begun_s:.0f} s, killed {node.killed()}, {forebay.lending()}")
+            finally:
+                for name in ("written0", "written1"):
+                    (forebay.mount / name / "stop").touch()
+                for name, process in running.items():
+                    if name.startswith("written"):
+                        process.wait()
+                    else:
+                        stop(process)
+            differ = [name for name, process in running.items() if name.startswith("written") and process.returncode]
+            now, errors = forebay.lending(), forebay.status()["errors_total"]
+            return {"rounds": args.rounds, "seconds": time.monotonic() - begun_s, "differ": len(differ), "errors": errors, "killed": node.killed(),
+                    "smallest_mib": smallest // MIB, "moved_gib": now["moved_bytes_total"] / (1 << 30)}
+
+
+def idle(args, base):
+    (base / "idle/ssd").mkdir(parents=True)
+    with Node(args.node_mib * MIB) as node, Beside(node, args.forebay, base / "idle", ["--ssd", base / "idle/ssd"]) as forebay:
+        for n in range(100):
+            (forebay.mount / f"f{n}").write_bytes(bytes(MIB))
+        forebay.command("stage-out", "--wait", forebay.mount)
+        forebay.wait_for_ceiling()
+        time.sleep(5)
+
+        def ticks():
+            fields = Path(f"/proc/{forebay.pid()}/stat").read_text(encoding="ascii").rpartition(")")[2].split()
+            return int(fields[11]) + int(fields[12])
+        before = ticks()
+        time.sleep(args.idle_s)
+        return {"of_a_core": (ticks() - before) / os.sysconf("SC_CLK_TCK") / args.idle_s}
+
+
+def inside(words):
+    """A program that this script runs in the group."""
+    if words[0] == "take":
+        take(int(words[1]), float(words[2]), float(words[3]))
+    else:
+        write_and_read(words[1], int(words[2]))
+
+
+def main():
+    args = arguments()
+    if args.inside:
+        inside(args.inside)
+        return
+    if os.geteuid():
+        raise Failure("needs root, for control groups")
+    figures = {}
+    for section in (job, rounds, idle):
+        if args.only in (None, section.__name__):
+            with workspace("forebay-memory-", args.work) as base:
+                figures[section.__name__] = section(args, base)
+    print(json.dumps(figures, indent=2))
+    if args.json:
+        args.json.write_text(json.dumps(figures))
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except Failure as failure:
+        sys.exit(f"memory.py: {failure}")
