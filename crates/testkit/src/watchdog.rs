@@ -37,7 +37,7 @@ pub(crate) fn watch(slot: Slot) -> Watchdog {
 
 /// A test that takes longer ends the suite, with a report of what waits for what: several times what
 /// the longest takes on a machine under load. `FOREBAY_TEST_MAX_S` gives another limit, in seconds.
-const TEST_MAX: Duration = Duration::from_secs(15 * 60);
+const TEST_MAX: Duration = Duration::from_secs(8 * 60);
 /// Time between two looks.
 const PAUSE: Duration = Duration::from_secs(1);
 /// After the test's programs were killed, a test that only waited for them ends by itself.

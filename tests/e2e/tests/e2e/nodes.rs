@@ -8,7 +8,9 @@ use std::os::unix::process::CommandExt;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use forebay_testkit::{Fleet, LONG, needs_nodes, pattern, run_bounded, wait_until, write_file};
+use forebay_testkit::{
+    Fleet, LONG, needs_nodes, pattern, run_bounded, settle_for_revalidation, wait_until, write_file,
+};
 use rustix::process::{Pid, Signal, kill_process_group};
 
 const MIB: usize = 1 << 20;
@@ -89,6 +91,7 @@ fn promise_8_after_a_restart_of_the_server_what_was_open_is_open_again() {
     let mut fleet = Fleet::new(2, "");
     fs::create_dir(fleet.mnt(1, "d")).expect("mkdir");
     fs::write(fleet.pfs("d/old"), b"on the PFS").expect("write");
+    settle_for_revalidation();
     let old = File::open(fleet.mnt(1, "d/old")).expect("open");
     let written = OpenOptions::new()
         .read(true)
