@@ -21,11 +21,15 @@ from pathlib import Path
 
 from systems import Failure, Forebay, ROOT, say, stop, workspace
 
+from machine import clean_exit_on_signals  # noqa: E402 isort:skip: `systems` knows the way to it
+
 MIB = 1 << 20
 # Of the node's memory: what the tier may have, what the program takes.
 TIER_SHARE, JOB_SHARE, JOB_S = 0.6, 0.8, 10.0
 # One round: so many takers, one after the other, so that memory goes at a rate that a program reaches.
 TAKERS, TAKER_EVERY_S, TAKER_SHARE, TAKEN_S = 4, 0.15, 0.15, 1
+# The tier does not grow for some seconds after pressure: after so many rounds it has the time for that.
+REST_EVERY, REST_S = 10, 12
 
 
 def arguments():
@@ -268,6 +272,8 @@ def rounds(args, base):
                         if process.poll() is not None:
                             said = process.stdout.read() if process.stdout else ""
                             raise Failure(f"round {number}, seed {args.seed}: {name} ended with {process.returncode}: {said[-2000:]}")
+                    if number % REST_EVERY == 0:
+                        time.sleep(REST_S)
                     if number % 50 == 0:
                         say(f"round {number}: {time.monotonic() - begun_s:.0f} s, killed {node.killed()}, {forebay.lending()}")
             finally:
@@ -328,6 +334,7 @@ def main():
 
 if __name__ == "__main__":
     try:
-        main()
+        with clean_exit_on_signals():
+            main()
     except Failure as failure:
         sys.exit(f"memory.py: {failure}")
