@@ -4,6 +4,7 @@
     job      a program takes 80 % of the node's memory in 10 s while the tier holds 60 %: its time against the same without Forebay,
              kills for memory, the least that was available, files that differ, and how soon the tier is back when the memory is idle
     rounds   stress-ng takes and leaves memory again and again beside fsx and programs that write files and read them back
+    moving   a file that a program writes all the while moves from memory to flash: how long that takes, and what the program notices
     idle     what a mounted burst buffer that nobody uses takes of a core
 
 Needs root, and a hierarchy of control groups with memory (version 1 or 2). fsx and stress-ng: `scripts/setup.sh posix`.
@@ -16,6 +17,7 @@ import os
 import random
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -24,6 +26,8 @@ from systems import Failure, Forebay, ROOT, say, stop, workspace
 from machine import clean_exit_on_signals  # noqa: E402 isort:skip: `systems` knows the way to it
 
 MIB = 1 << 20
+# What the writer of `moving` writes at once.
+PART = 64 << 10
 # Of the node's memory: what the tier may have, what the program takes.
 TIER_SHARE, JOB_SHARE, JOB_S = 0.6, 0.8, 10.0
 # One round: so many takers, one after the other, so that memory goes at a rate that a program reaches.
@@ -41,7 +45,7 @@ def arguments():
     parser.add_argument("--rounds", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1 << 32))
     parser.add_argument("--idle-s", type=int, default=60)
-    parser.add_argument("--only", choices=["job", "rounds", "idle"])
+    parser.add_argument("--only", choices=["job", "rounds", "moving", "idle"])
     parser.add_argument("--work", type=Path)
     parser.add_argument("--json", type=Path, help="write the figures to this file")
     # What this script starts in the group.
@@ -290,6 +294,62 @@ def rounds(args, base):
                     "smallest_mib": smallest // MIB, "moved_gib": now["moved_bytes_total"] / (1 << 30)}
 
 
+class Writer(threading.Thread):
+    """Writes 64 KiB at random places of a file, at a rate or as fast as it can; when each write ended, and what it took."""
+
+    def __init__(self, file, size, rate):
+        super().__init__()
+        self.writes, self._file, self._size, self._rate, self._is_over = [], file, size, rate, threading.Event()
+
+    def run(self):
+        part, begun_s = os.urandom(PART), time.monotonic()
+        while not self._is_over.is_set():
+            before_s = time.monotonic()
+            os.pwrite(self._file, part, random.randrange(self._size // PART) * PART)
+            self.writes.append((time.monotonic(), time.monotonic() - before_s))
+            if self._rate:
+                time.sleep(max(0.0, begun_s + len(self.writes) * PART / self._rate - time.monotonic()))
+
+    def end(self):
+        self._is_over.set()
+        self.join()
+
+    def between(self, from_s, to_s):
+        """MiB/s, and the longest write in ms."""
+        found = [took_s for ended_s, took_s in self.writes if from_s <= ended_s < to_s]
+        return len(found) * PART / MIB / (to_s - from_s), 1000 * max(found, default=0.0)
+
+
+def moving(args, base):
+    size, figures = 512 * MIB, {}
+    (base / "ssd").mkdir()
+    (base / "bb.toml").write_text("[demotion]\nidle = false\nstart = \"100%\"\ndirty_cap = \"100%\"\n")
+    options = ["--dram-max", "1GiB", "--ssd", f"{base / 'ssd'}:{4 * size}", "--no-passthrough", "--config", base / "bb.toml"]
+    with Node(args.node_mib * MIB) as node, Beside(node, args.forebay, base, options) as forebay:
+        for rate in (0, 50 * MIB, 5 * MIB):
+            forebay.wait_for_ceiling()
+            file = os.open(forebay.mount / f"f{rate}", os.O_RDWR | os.O_CREAT)
+            for at in range(0, size, MIB):
+                os.pwrite(file, os.urandom(MIB), at)
+            writer = Writer(file, size, rate)
+            writer.start()
+            try:
+                time.sleep(3)
+                ordered_s = time.monotonic()
+                forebay.command("lend", "--state", forebay.state, "--wait", "60s", "1GiB")
+                moved_s = time.monotonic()
+            finally:
+                writer.end()
+            before, during = writer.between(ordered_s - 3, ordered_s), writer.between(ordered_s, moved_s)
+            key = f"{rate // MIB} MiB/s" if rate else "as fast as it can"
+            figures[key] = {"before_mib_s": before[0], "during_mib_s": during[0], "moved_after_s": moved_s - ordered_s,
+                            "longest_before_ms": before[1], "longest_during_ms": during[1]}
+            say(f"a writer of {key}: {figures[key]}")
+            os.close(file)
+            forebay.command("lend", "--state", forebay.state, "--end")
+    return figures
+
+
 def idle(args, base):
     (base / "idle/ssd").mkdir(parents=True)
     with Node(args.node_mib * MIB) as node, Beside(node, args.forebay, base / "idle", ["--ssd", base / "idle/ssd"]) as forebay:
@@ -299,12 +359,17 @@ def idle(args, base):
         forebay.wait_for_ceiling()
         time.sleep(5)
 
-        def ticks():
-            fields = Path(f"/proc/{forebay.pid()}/stat").read_text(encoding="ascii").rpartition(")")[2].split()
-            return int(fields[11]) + int(fields[12])
-        before = ticks()
+        def used_s():
+            """Of each thread, by name."""
+            used = {}
+            for thread in Path(f"/proc/{forebay.pid()}/task").iterdir():
+                name = (thread / "comm").read_text(encoding="utf-8").strip()
+                used[name] = used.get(name, 0.0) + int((thread / "schedstat").read_text(encoding="ascii").split()[0]) / 1e9
+            return used
+        before, begun_s = used_s(), time.monotonic()
         time.sleep(args.idle_s)
-        return {"of_a_core": (ticks() - before) / os.sysconf("SC_CLK_TCK") / args.idle_s}
+        shares = {name: (s - before.get(name, 0.0)) / (time.monotonic() - begun_s) for name, s in used_s().items()}
+        return {"of_a_core": sum(shares.values()), "most": dict(sorted(shares.items(), key=lambda pair: -pair[1])[:5])}
 
 
 def inside(words):
@@ -323,7 +388,7 @@ def main():
     if os.geteuid():
         raise Failure("needs root, for control groups")
     figures = {}
-    for section in (job, rounds, idle):
+    for section in (job, rounds, moving, idle):
         if args.only in (None, section.__name__):
             with workspace("forebay-memory-", args.work) as base:
                 figures[section.__name__] = section(args, base)
