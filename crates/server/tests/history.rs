@@ -398,6 +398,58 @@ fn a_status_tells_what_earlier_runs_have_counted_and_what_is_left_unpublished() 
     running.instance.stop();
 }
 
+/// The files below a directory that have this size.
+fn files_of(dir: &Path, size: u64) -> Vec<PathBuf> {
+    let mut found = Vec::new();
+    for entry in std::fs::read_dir(dir).expect("list") {
+        let entry = entry.expect("entry");
+        let meta = entry.metadata().expect("metadata");
+        match meta.is_dir() {
+            true => found.extend(files_of(&entry.path(), size)),
+            false if meta.len() == size => found.push(entry.path()),
+            false => {}
+        }
+    }
+    found
+}
+
+#[test]
+fn what_is_lost_between_two_starts_is_not_said_to_be_drained() {
+    let scratch = Scratch::new();
+    let mut settings = prepared(scratch.path());
+    settings.demotion.idle_after = Duration::from_secs(3600);
+    settings.demotion.idle = false;
+    let running = Running::start(&settings, false);
+    write_as(&running, 1000, "ckpt-7-rank0", MIB);
+    write_as(&running, 1000, "ckpt-7-rank1", 2 * MIB);
+    let saved = wait_for(&running, "on record", |records| {
+        version(records, 7).is_some_and(|r| r.files == 2)
+    });
+    assert_eq!(version(&saved, 7).map(Record::undrained_files), Some(2));
+    running.instance.stop();
+    drop(running);
+    let objects: Vec<_> = ["ssd0", "ssd1"]
+        .into_iter()
+        .flat_map(|name| files_of(&scratch.path().join(name), 2 * MIB as u64))
+        .collect();
+    assert_eq!(objects.len(), 1, "{objects:?}");
+    std::fs::remove_file(&objects[0]).expect("remove");
+    // Also told by the start after the next one.
+    for start in 0..2 {
+        let running = Running::start(&settings, false);
+        let records = history(&running, all());
+        let found = version(&records, 7).expect("on record");
+        let counts = (found.failed_files, found.gone_files, found.drained_files);
+        assert_eq!(counts, (1, 1, 0), "{start}: {found:?}");
+        assert_eq!(
+            (found.gone_bytes, found.undrained_files(), found.drained_ms),
+            (2 * MIB as u64, 1, None),
+            "{start}: {found:?}"
+        );
+        running.instance.stop();
+    }
+}
+
 #[test]
 fn what_is_too_much_goes_and_the_newest_stay() {
     let scratch = Scratch::new();

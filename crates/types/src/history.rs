@@ -78,7 +78,7 @@ pub struct Record {
     pub drained_files: u64,
     /// What was copied for that, bytes.
     pub drained_bytes: u64,
-    /// Files that were removed or written again before they were on the PFS.
+    /// Files that were removed, written again or lost before they were on the PFS.
     pub gone_files: u64,
     /// Their bytes.
     pub gone_bytes: u64,
@@ -86,7 +86,7 @@ pub struct Record {
     pub from_buffer_bytes: u64,
     /// Of a restart: bytes of the files that it opened on the PFS.
     pub from_pfs_bytes: u64,
-    /// Of a movement: files that failed.
+    /// Of a movement: files that failed. Of a version: files that were lost.
     pub failed_files: u64,
     /// Nothing more will come.
     pub over: bool,

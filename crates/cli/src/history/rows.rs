@@ -79,14 +79,22 @@ fn notes(record: &Record) -> String {
     if record.direct_files > 0 {
         notes.push(format!("{} direct", record.direct_files));
     }
-    if record.gone_files > 0 {
-        notes.push(format!("{} gone", record.gone_files));
+    let failed_is = match record.what {
+        What::Version => "LOST",
+        _ => "failed",
+    };
+    let lost_files = match record.what {
+        What::Version => record.failed_files,
+        _ => 0,
+    };
+    if record.gone_files > lost_files {
+        notes.push(format!("{} gone", record.gone_files - lost_files));
     }
     if record.undrained_files() > 0 {
         notes.push(format!("{} undrained", record.undrained_files()));
     }
     if record.failed_files > 0 {
-        notes.push(format!("{} failed", record.failed_files));
+        notes.push(format!("{} {failed_is}", record.failed_files));
     }
     if record.what == What::Restart {
         notes.push(match record.from_pfs_bytes {

@@ -429,6 +429,19 @@ impl Book {
         self.open.insert(id, open);
     }
 
+    /// After a start, before [`Book::resume`]: a file that was undrained is lost. It is neither
+    /// drained nor removed by anybody.
+    pub fn lost(&mut self, key: &Key, bytes: u64) {
+        let is_of = |record: &Record| Key::of(record) == *key && record.undrained_files() > 0;
+        let of_it = self.open.values_mut().find(|open| is_of(&open.record));
+        if let Some(open) = of_it {
+            add(&mut open.record.gone_files, 1);
+            add(&mut open.record.gone_bytes, bytes);
+            add(&mut open.record.failed_files, 1);
+            open.changes += 1;
+        }
+    }
+
     /// After a start: brings what was restored in line with what is undrained. What an earlier
     /// start has not saved is made up from that.
     pub fn resume(&mut self, found: Vec<Found>, now_ms: u64) {

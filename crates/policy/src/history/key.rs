@@ -1,12 +1,13 @@
 //! What files of one record have in common: the application, the version, the user.
 
 use forebay_types::history::{Record, What};
+use serde::{Deserialize, Serialize};
 
 /// Longer names of applications are cut: whoever sets one on a file may set one of any length.
 const NAME_BYTES_MAX: usize = 255;
 
 /// What files of one record have in common.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Key {
     pub(super) application: String,
     pub(super) version: Option<u64>,

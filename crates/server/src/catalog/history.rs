@@ -126,10 +126,13 @@ impl History {
 
     /// Takes over what an earlier start has left: records that were not over, by number, and what
     /// is undrained.
-    pub fn resume(&self, left: Vec<(u64, Record)>, found: Vec<Found>) {
+    pub fn resume(&self, left: Vec<(u64, Record)>, lost: &[(Key, u64)], found: Vec<Found>) {
         self.note(|book, now_ms| {
             for (id, record) in left {
                 book.restore(id, record, now_ms);
+            }
+            for (key, bytes) in lost {
+                book.lost(key, *bytes);
             }
             book.resume(found, now_ms);
         });

@@ -1,12 +1,12 @@
 //! The history in the store: what is not over below `o/`, by number; what is over below `s/`, by
-//! its end and number. It is written by a thread of its own, and nobody waits for it.
+//! its end and number; files that are lost below `l/`, by object, until the next start. It is written by a thread of its own, and nobody waits for it.
 
 use std::collections::{HashSet, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use forebay_namespace::NsError;
-use forebay_policy::history::Found;
+use forebay_namespace::{File, NsError};
+use forebay_policy::history::{Found, Key};
 use forebay_tiers::TierKind;
 use forebay_types::history::Record;
 use forebay_types::{Errno, limits};
@@ -27,6 +27,7 @@ const LOOK: Duration = Duration::from_millis(50);
 const FORMAT: u8 = 1;
 const OPEN: &[u8] = b"o/";
 const OVER: &[u8] = b"s/";
+const LOST: &[u8] = b"l/";
 /// Records in one part of an answer, and records that are looked at for it.
 const PAGE_RECORDS_MAX: usize = 1000;
 const PAGE_LOOKS_MAX: usize = 20_000;
@@ -137,7 +138,43 @@ impl Lifecycle {
                 });
             }
         }
-        history.resume(left, found);
+        let lost = self.take_lost();
+        history.resume(left, &lost, found);
+    }
+
+    /// An undrained file is lost: whoever resumes the history next is to know that it was not
+    /// drained. Without its note a file that is not there any more counts as drained.
+    pub(super) fn note_lost(&self, file: &File) {
+        if !self.catalog.history().is_on() {
+            return;
+        }
+        let (uid, bytes) = {
+            let state = file.lock();
+            (state.meta.uid, state.meta.size)
+        };
+        let apps = self.catalog.apps();
+        // It never came in, or leaves right now.
+        apps.arrived(file.object, &self.catalog.rules().identify(&file.path()));
+        self.catalog.name_by_xattrs(file);
+        let key = apps.recorded_as(file.object, uid);
+        apps.left(file.object);
+        let Some(value) = key.and_then(|key| postcard::to_allocvec(&(key, bytes)).ok()) else {
+            return;
+        };
+        let key = [LOST, &file.object.0.to_be_bytes()].concat();
+        self.told_history(self.ns.write_notes(&[(key, Some(value))]));
+    }
+
+    /// What is lost since the history was resumed last.
+    fn take_lost(&self) -> Vec<(Key, u64)> {
+        let (mut lost, mut notes) = (Vec::new(), Vec::new());
+        let read = self.ns.visit_notes(LOST, None, &mut |key, value| {
+            lost.extend(postcard::from_bytes::<(Key, u64)>(value));
+            notes.push((key.to_vec(), None));
+            true
+        });
+        self.told_history(read.and_then(|()| self.ns.write_notes(&notes)));
+        lost
     }
 
     /// A history that cannot be saved, or read, costs nobody anything but the history: it is told
@@ -218,7 +255,7 @@ impl Lifecycle {
 
     /// Nothing is to be kept: removes what earlier starts have put on record.
     fn forget_history(&self) -> Result<(), NsError> {
-        for prefix in [OVER, OPEN] {
+        for prefix in [OVER, OPEN, LOST] {
             let mut notes = Vec::new();
             self.ns.visit_notes(prefix, None, &mut |key, _| {
                 notes.push((key.to_vec(), None));

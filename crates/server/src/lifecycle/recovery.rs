@@ -478,6 +478,7 @@ impl Lifecycle {
             let state = file.lock();
             (state.names.clone(), state.residency.published.is_some())
         };
+        self.note_lost(file);
         self.ns.disown(file)?;
         let older = match published {
             true => "; the PFS has the version before it",
