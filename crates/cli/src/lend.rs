@@ -4,9 +4,10 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use clap::{ArgGroup, Args};
+use forebay_policy::lending::CAPACITY_MIN_BYTES;
 use forebay_types::{Errno, format_size, parse_duration, parse_size};
 use forebay_wire::control::{
-    Control, ControlResponse, LENDING_NAME_MAX, LENDING_ORDERS_MAX, LendingStatus, StatusBits,
+    Control, ControlResponse, LENDING_NAME_MAX, LENDING_ORDERS_MAX, LendingStatus,
 };
 
 use crate::control::{AskError, Daemon};
@@ -33,8 +34,8 @@ const LOOK: Duration = Duration::from_millis(100);
         "Examples:\n",
         "  forebay lend 64GiB --wait 30s\n",
         "  forebay lend --end\n",
-        "  forebay lend 64GiB --for \"$SLURM_JOB_ID\" --wait 30s\n",
-        "  forebay lend --end --for \"$SLURM_JOB_ID\"\n\n",
+        "  forebay lend 64GiB --state /var/lib/forebay/bb --for \"$SLURM_JOB_ID\" --wait 30s\n",
+        "  forebay lend --end --state /var/lib/forebay/bb --for \"$SLURM_JOB_ID\"\n\n",
         "Exit codes: 0 in force, and with --wait nothing is left beyond it; 4 some of it is still held when ",
         "the time is over: it goes on leaving; 1 it could not be ordered: one line says why."
     )
@@ -83,7 +84,22 @@ pub fn run(args: &LendArgs) -> Result<Exit, Failure> {
     let state = instance::state_or_only(args.state.as_deref())?;
     let daemon = Daemon::connect(&state)?;
     let bytes = args.size.filter(|_| !args.end).unwrap_or(0);
-    let mut lending = order(&daemon, bytes, args.order_of.as_deref().unwrap_or_default())?;
+    let name = args.order_of.as_deref().unwrap_or_default();
+    let status = || daemon.status();
+    let before = status().map_err(|e| daemon.failure(e, "show its status"))?;
+    let is_unknown = bytes == 0 && before.lending.is_some_and(|l| !has_order(&l, name));
+    let Some(mut lending) = order(&daemon, bytes, name)? else {
+        // The order of an earlier start is gone, and there is no other.
+        out::complain(FIXED);
+        return Ok(Exit::Complete);
+    };
+    if is_unknown {
+        let whose = match name {
+            "" => String::new(),
+            name => format!(" of '{name}'"),
+        };
+        out::complain(&format!("lend: no order{whose} was in force"));
+    }
     let begun = Instant::now();
     let exit = loop {
         match args.wait {
@@ -95,10 +111,8 @@ pub fn run(args: &LendArgs) -> Result<Exit, Failure> {
         if signals.sleep(LOOK) {
             break Exit::Interrupted;
         }
-        let bits = daemon
-            .status()
-            .map_err(|e| daemon.failure(e, "show its status"))?;
-        lending = lending_of(bits)?;
+        let bits = status().map_err(|e| daemon.failure(e, "show its status"))?;
+        lending = *bits.lending.ok_or_else(not_borrowed)?;
     };
     match args.json {
         true => json::print(&lending_json(&lending)),
@@ -107,10 +121,15 @@ pub fn run(args: &LendArgs) -> Result<Exit, Failure> {
     Ok(exit)
 }
 
-fn order(daemon: &Daemon, bytes: u64, name: &str) -> Result<LendingStatus, Failure> {
+fn has_order(lending: &LendingStatus, name: &str) -> bool {
+    lending.orders.iter().any(|order| order.name == name)
+}
+
+/// `None` where nothing is borrowed, and so no order can be in force.
+fn order(daemon: &Daemon, bytes: u64, name: &str) -> Result<Option<LendingStatus>, Failure> {
     let name = name.to_string();
     match daemon.ask(Control::Lend { bytes, name }) {
-        Ok(ControlResponse::Status(bits)) => lending_of(*bits),
+        Ok(ControlResponse::Status(bits)) => Ok(bits.lending.map(|lending| *lending)),
         Ok(_) => Err(daemon.failure(AskError::other_question(), "lend memory")),
         Err(AskError::Refused(Errno::EOPNOTSUPP)) => Err(not_borrowed()),
         Err(AskError::Refused(Errno::EDQUOT)) => Err(Failure::fatal(format!(
@@ -120,11 +139,8 @@ fn order(daemon: &Daemon, bytes: u64, name: &str) -> Result<LendingStatus, Failu
     }
 }
 
-fn lending_of(bits: StatusBits) -> Result<LendingStatus, Failure> {
-    bits.lending
-        .map(|lending| *lending)
-        .ok_or_else(not_borrowed)
-}
+const FIXED: &str =
+    "lend: the memory tier has a fixed size, or there is none: no order is in force";
 
 fn not_borrowed() -> Failure {
     Failure::fatal(
@@ -142,7 +158,15 @@ fn in_words(lending: &LendingStatus) -> String {
                 orders => format!(" by {orders} orders"),
             };
             let bytes = format_size(bytes);
-            format!("{bytes} go back to jobs{by}: the memory tier may have {may}")
+            // The least that any tier has is no reason to wonder.
+            let kept = lending.floor_bytes > CAPACITY_MIN_BYTES
+                && lending.ceiling_bytes <= lending.floor_bytes;
+            let kept = if kept {
+                ", which dram_min keeps whatever is ordered"
+            } else {
+                ""
+            };
+            format!("{bytes} go back to jobs{by}: the memory tier may have {may}{kept}")
         }
     };
     match lending.owed_bytes {

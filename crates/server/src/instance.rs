@@ -413,6 +413,11 @@ impl Instance {
         self.rooms.lifecycle.audit_books()
     }
 
+    /// How many files have lost something of what was not on the PFS, since the start.
+    pub fn losses(&self) -> u64 {
+        self.rooms.base.counters().losses.load(Ordering::Relaxed)
+    }
+
     /// What is not on the PFS now.
     pub fn undrained(&self) -> StopSummary {
         let undrained = self.rooms.buffer.undrained_exactly();

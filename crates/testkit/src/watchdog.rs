@@ -35,8 +35,8 @@ pub(crate) fn watch(slot: Slot) -> Watchdog {
     Watchdog { _end: end }
 }
 
-/// A test that takes longer ends the suite, with a report of what waits for what: several times what
-/// the longest takes on a machine under load. `FOREBAY_TEST_MAX_S` gives another limit, in seconds.
+/// A test that takes longer ends the suite, with a report of what waits for what: several times
+/// what the longest takes on a machine under load. `FOREBAY_TEST_MAX_S`: another limit, in seconds.
 const TEST_MAX: Duration = Duration::from_secs(8 * 60);
 /// Time between two looks.
 const PAUSE: Duration = Duration::from_secs(1);
@@ -93,7 +93,7 @@ fn look() {
             report(pid);
         }
         for pid in descendants {
-            // SAFETY: takes integers, touches no memory of ours. Who has just ended needs no signal.
+            // SAFETY: takes integers, touches no memory of ours.
             unsafe { libc::kill(pid.cast_signed(), libc::SIGKILL) };
         }
         std::thread::sleep(GRACE);

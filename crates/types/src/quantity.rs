@@ -23,7 +23,7 @@ pub enum QuantityError {
 }
 
 const SIZE_UNITS: &str = "B, kB, MB, GB, TB, PB (powers of 1000) and KiB, MiB, GiB, TiB, PiB (powers of 1024; also K, M, G, T, P)";
-const DURATION_UNITS: &str = "ns, us, ms, s, m, h, d";
+const DURATION_UNITS: &str = "ns, us, ms, s, m or min, h, d";
 
 const SIZES: &str = "4GiB, 500MB or 1.5T";
 const DURATIONS: &str = "30s, 1.5h or 200ms";

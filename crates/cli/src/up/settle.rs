@@ -77,10 +77,7 @@ pub fn settle(given: Given, may_mount: bool) -> Result<Plan, Failure> {
 
 fn settle_unmounted(mut given: Given, may_mount: bool) -> Result<Plan, Failure> {
     check_rules(&given.rules)?;
-    // The memory tier is a tmpfs, which an ordinary user cannot mount.
-    if may_mount {
-        given.dram.get_or_insert(Dram(DramSize::Auto));
-    }
+    given.dram.get_or_insert(Dram(DramSize::Auto));
     let plan = settle_member(given, may_mount)?;
     check_tiers(&plan.settings)?;
     Ok(plan)
@@ -382,7 +379,7 @@ fn check_pattern(pattern: &str) -> Result<(), Failure> {
 fn check_tiers(settings: &Settings) -> Result<(), Failure> {
     if settings.dram_bytes.is_none() && settings.ssd.is_empty() {
         return Err(Failure::fatal(
-            "up: neither --dram SIZE nor --ssd DIR is given; a burst buffer needs memory or flash",
+            "up: neither --dram nor --ssd DIR gives it a place for data; a burst buffer needs memory or flash",
         ));
     }
     let dram = settings
@@ -466,20 +463,18 @@ mod tests {
     }
 
     #[test]
-    fn who_may_mount_a_tmpfs_borrows_memory_unless_told_otherwise() {
-        let settled = |text: &str, may_mount| {
+    fn memory_is_borrowed_unless_told_otherwise() {
+        let settled = |text: &str| {
             let base = "pfs = \"/p\"\nmount = \"/m\"\nstate = \"/s\"\nssd = [\"/f\"]\n";
             let given = toml::from_str(&format!("{base}{text}")).expect("valid TOML");
-            let settings = settle(given, may_mount).expect("settled").settings;
+            let settings = settle(given, false).expect("settled").settings;
             (settings.dram_bytes, settings.lending.is_some())
         };
-        let auto = settled("dram = \"auto\"", true);
+        let auto = settled("dram = \"auto\"");
         assert!(auto.1);
-        assert_eq!(settled("", true), auto);
-        assert_eq!(settled("dram_max = \"8MiB\"", true), (Some(8 << 20), true));
-        for (text, may_mount) in [("dram = \"none\"", true), ("", false)] {
-            assert_eq!(settled(text, may_mount), (None, false), "{text}");
-        }
+        assert_eq!(settled(""), auto);
+        assert_eq!(settled("dram_max = \"8MiB\""), (Some(8 << 20), true));
+        assert_eq!(settled("dram = \"none\""), (None, false));
     }
 
     #[test]
@@ -488,7 +483,7 @@ mod tests {
             let error = settled(text).unwrap_err();
             assert!(error.contains(part), "{text}: {error}");
         };
-        refused("", "neither --dram");
+        refused("dram = \"none\"", "neither --dram");
         refused("dram = 0", "--dram has a size of 0 B; the least is 4.0 MiB");
         for text in ["dram = \"auto\"", "dram = \"1G\""] {
             refused(

@@ -51,6 +51,7 @@ impl Base {
     /// The same for bytes that are lost: the log names more of those.
     pub fn report_loss(&self, path: Vec<u8>, errno: Errno, reason: String) {
         tracing::error!("{}: {reason}", path.escape_ascii());
+        self.counters.losses.fetch_add(1, Ordering::Relaxed);
         self.remember(path, errno, reason);
     }
 

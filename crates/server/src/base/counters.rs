@@ -29,6 +29,8 @@ pub struct Counters {
     pub written_bytes: AtomicU64,
     /// Errors.
     pub errors: AtomicU64,
+    /// Of the errors, files that lost something.
+    pub losses: AtomicU64,
     earlier: OnceLock<Earlier>,
 }
 

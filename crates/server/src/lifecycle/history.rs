@@ -1,5 +1,6 @@
 //! The history in the store: what is not over below `o/`, by number; what is over below `s/`, by
-//! its end and number; files that are lost below `l/`, by object, until the next start. It is written by a thread of its own, and nobody waits for it.
+//! its end and number; files that are lost below `l/`, by object, until the next start. It is
+//! written by a thread of its own, and nobody waits for it.
 
 use std::collections::{HashSet, VecDeque};
 use std::sync::Arc;

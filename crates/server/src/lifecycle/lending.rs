@@ -273,7 +273,9 @@ impl Lifecycle {
     /// `EOPNOTSUPP` where the memory tier does not borrow, `EDQUOT` beyond [`LENDING_ORDERS_MAX`]
     /// orders.
     pub fn order_lend(&self, name: &str, bytes: u64) -> Result<(), Failure> {
-        let borrowed = self.borrowed.as_ref().ok_or(Errno::EOPNOTSUPP)?;
+        let Some(borrowed) = self.borrowed.as_ref() else {
+            return self.end_order_of_before(name, bytes);
+        };
         let one = borrowed.ordering.lock();
         let mut orders = borrowed.deciding.lock().orders.clone();
         orders.set(name, bytes);
@@ -292,6 +294,22 @@ impl Lifecycle {
         drop(one);
         self.look(borrowed, &mut deciding);
         Ok(())
+    }
+
+    /// Nothing is borrowed by this start: an order of an earlier one can only end. Whoever has
+    /// given it does not know how the burst buffer was started since.
+    fn end_order_of_before(&self, name: &str, bytes: u64) -> Result<(), Failure> {
+        if bytes > 0 {
+            return Err(Errno::EOPNOTSUPP.into());
+        }
+        let Some(record) = self.ns.get_fact(NAME)? else {
+            return Ok(());
+        };
+        let known: OnRecord = postcard::from_bytes(&record).map_err(in_record(WHAT))?;
+        let left = known.into_iter().filter(|(of, _)| of != name);
+        let record = postcard::to_stdvec(&left.collect::<OnRecord>()).map_err(in_record(WHAT))?;
+        self.ns.put_fact(NAME, &record)?;
+        Ok(self.ns.sync()?)
     }
 
     /// What is borrowed, and why it is that; `None` where nothing is.

@@ -405,3 +405,18 @@ fn clean_copies_stay_on_flash_where_their_room_would_not_be_enough() {
     give_back(rooms);
     assert_eq!(status(rooms).owed_bytes, 0);
 }
+
+#[test]
+fn an_order_ends_also_where_nothing_is_borrowed_any_more() {
+    let fixed = Lab::with(|settings| settings.dram_bytes = Some(16 * MIB));
+    let rooms = fixed.rooms();
+    answer(rooms.lifecycle.order_lend("job 1", 0)).expect("there is none");
+    // What a start with borrowed memory has left.
+    let orders: OnRecord = vec![("job 1".into(), MIB), ("job 2".into(), MIB)];
+    let record = postcard::to_stdvec(&orders).expect("record");
+    rooms.base.ns().put_fact(NAME, &record).expect("put");
+    answer(rooms.lifecycle.order_lend("job 1", 0)).expect("ended");
+    let left = rooms.base.ns().get_fact(NAME).expect("get").expect("there");
+    let left: OnRecord = postcard::from_bytes(&left).expect("record");
+    assert_eq!(left, [("job 2".into(), MIB)]);
+}

@@ -474,10 +474,9 @@ impl Lifecycle {
         kept: &str,
     ) -> Result<(), Failure> {
         let path = file.path();
-        let (names, published) = {
-            let state = file.lock();
-            (state.names.clone(), state.residency.published.is_some())
-        };
+        let state = file.lock();
+        let (names, published) = (state.names.clone(), state.residency.published.is_some());
+        drop(state);
         self.note_lost(file);
         self.ns.disown(file)?;
         let older = match published {
