@@ -185,8 +185,12 @@ class Buffer:
         (base / "ssd" / "tier").mkdir()
         (base / "bb.toml").write_text(CONFIG)
         self.process, self.starts, self.boots = None, 0, 1
+        # Memory is borrowed, and given back when somebody orders that.
+        self.borrows = False
 
-    def start(self):
+    def start(self, borrows=False):
+        self.borrows = borrows
+        memory = ["--dram", "auto", "--dram-max", self.sizes[0]] if borrows else ["--dram", self.sizes[0]]
         log = self.base / f"up-{self.starts}.log"
         self.starts += 1
         # Every other time whatever is read is compared piece by piece.
@@ -196,7 +200,7 @@ class Buffer:
         env |= {"FOREBAY_PFS_TIMEOUT": GIVEN_UP_AFTER} if self.hanging else {}
         with open(log, "wb") as stderr:
             self.process = subprocess.Popen(
-                [self.forebay, "up", "--pfs", self.pfs, "--mount", self.mnt, "--state", self.state, "--dram", self.sizes[0],
+                [self.forebay, "up", "--pfs", self.pfs, "--mount", self.mnt, "--state", self.state, *memory,
                  "--ssd", f"{self.base}/ssd/tier:{self.sizes[1]}", "--config", self.base / "bb.toml"],
                 env=env, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=stderr)
         deadline = time.monotonic() + PATIENCE_S

@@ -33,6 +33,7 @@ from damage import Damage
 from exchanged import Exchanged
 from inplace import InPlace
 from ledger import Ledger, Loss
+from lend import Lend
 from links import Links
 from misbehave import Misbehave
 from outlive import Outlive
@@ -46,7 +47,7 @@ BEHIND_FUSE = (*OF_THE_PFS, "inplace")
 # In rounds of their own, and in the load of all others.
 OF_WORKERS = {"store": "store", "mapping": "hold"}
 FAULTS = ("kill", "cut", "full-ssd", "full-state", "full-pfs", "damage", "outside", "restart", *OF_WORKERS, "outlive", "links",
-          "between", "exchanged", "unheard", "thin", *BEHIND_FUSE)
+          "between", "exchanged", "unheard", "thin", "lend", *BEHIND_FUSE)
 QUIET = ("damage", "outside", "restart", "links", "exchanged", "unheard", "thin", "inplace", *OF_WORKERS)
 # Outsiders work in these directories: what goes beside is as it should be.
 OF_OUTSIDERS = ("links-", "between-", "exchanged-", "inplace-")
@@ -66,7 +67,7 @@ class Campaign:
         self.fired = collections.Counter()
         self.damage, self.links, self.outlive = Damage(self), Links(self), Outlive(self)
         self.misbehave, self.between, self.exchanged = Misbehave(self), Between(self), Exchanged(self)
-        self.unheard, self.thin, self.inplace = Unheard(self), Thin(self), InPlace(self)
+        self.unheard, self.thin, self.inplace, self.lend = Unheard(self), Thin(self), InPlace(self), Lend(self)
         self.outside, self.failed_operations, self.rounds = {}, 0, 0
         print(f"soak: seed {args.seed}, {phase.seconds} s, faults {','.join(phase.faults)}; {phase.sizes[0]} of memory, "
               f"{phase.sizes[1]} of flash on {kind}, the PFS {'behind FUSE' if phase.hanging else 'on ext4, a part of it on XFS'}", flush=True)
@@ -102,6 +103,8 @@ class Campaign:
         if fault in OF_WORKERS:
             # What is clean is what a store could be lost in.
             self.buffer.drain()
+        if fault == "lend":
+            self.lend.prepare()
         workers = self.start_workers(fault)
         until = time.monotonic() + self.random.uniform(0.3, 2.5)
         while fault in OF_WORKERS and time.monotonic() < until:
@@ -130,6 +133,9 @@ class Campaign:
             must_start = True
         elif fault == "exchanged":
             self.fired[fault] += self.exchanged.go()
+        elif fault == "lend":
+            met, must_start = self.lend.go()
+            self.fired[fault] += met
         elif fault == "outlive":
             self.outlive.begin()
             self.outlive.daemon_ends()
@@ -149,7 +155,8 @@ class Campaign:
             # A store that could not write is read-only until it is opened again.
             self.buffer.kill()
         if must_start:
-            self.buffer.start()
+            # Of an order that is not ended some starts know, and some have memory of a fixed size again.
+            self.buffer.start(borrows=self.buffer.borrows and self.random.random() < 0.5)
         self.after(fault)
         self.judge(strict)
 
