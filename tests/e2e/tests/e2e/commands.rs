@@ -105,6 +105,14 @@ fn command_stage_in_brings_files_in_and_release_lets_them_go() {
         cluster.status()["tiers"][0]["used_bytes"] == 0
     });
     pattern(1111, 100_000).assert_in(&cluster.mnt("d/sub/b"));
+    // What has several names stays.
+    fs::create_dir(cluster.pfs("l")).expect("mkdir");
+    write_file(&cluster.pfs("l/one"), pattern(1113, 100_000));
+    fs::hard_link(cluster.pfs("l/one"), cluster.pfs("l/two")).expect("link");
+    let output = cluster.on_path(&["stage-in", "--json"], "l").ok();
+    assert_eq!(output.json()["bytes_done"], 0, "{output:?}");
+    assert_eq!(cluster.where_state("l/one"), "pfs");
+    pattern(1113, 100_000).assert_in(&cluster.mnt("l/two"));
 }
 
 #[test]
