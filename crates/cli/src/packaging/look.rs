@@ -47,7 +47,8 @@ pub fn mounted() -> Result<Exit, Failure> {
         let place = mounts::resolved(&table, &line.place);
         let entry = mounts::topmost(&table, &place).filter(|entry| entry.is_forebay());
         if entry.is_some_and(|entry| !is_of_a_unit(&entry.source)) {
-            let _ = writeln!(lines, "{}", line.place.display());
+            // By a link, `umount -c` would not ask for the helper.
+            let _ = writeln!(lines, "{}", place.display());
         }
     }
     out::print(&lines);
