@@ -133,7 +133,7 @@ fn order(daemon: &Daemon, bytes: u64, name: &str) -> Result<Option<LendingStatus
         Ok(_) => Err(daemon.failure(AskError::other_question(), "lend memory")),
         Err(AskError::Refused(Errno::EOPNOTSUPP)) => Err(not_borrowed()),
         Err(AskError::Refused(Errno::EDQUOT)) => Err(Failure::fatal(format!(
-            "lend: {LENDING_ORDERS_MAX} orders are in force; `forebay status --json` names them, `forebay lend --end --for NAME` takes one back"
+            "lend: {LENDING_ORDERS_MAX} orders are in force, or fewer with long names (64 KiB in all); `forebay status --json` names them, `forebay lend --end --for NAME` takes one back"
         ))),
         Err(error) => Err(daemon.failure(error, "lend memory")),
     }

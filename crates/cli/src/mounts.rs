@@ -11,6 +11,9 @@ use crate::show::text::show_path;
 /// File-system type of a burst buffer's mount.
 pub const FOREBAY_TYPE: &str = "fuse.forebay";
 
+/// The kernel follows no more links.
+const LINKS_MAX: u32 = 40;
+
 /// One line of /proc/self/mountinfo, as far as it matters here.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MountEntry {
@@ -93,6 +96,35 @@ pub fn covering<'a>(table: &'a [MountEntry], path: &Path) -> Option<&'a MountEnt
 /// What is mounted at a place, on top of all others there.
 pub fn topmost<'a>(table: &'a [MountEntry], place: &Path) -> Option<&'a MountEntry> {
     table.iter().rev().find(|entry| entry.point == place)
+}
+
+/// A place as the mount table has it: without links, and absolute. What is mounted there is asked
+/// nothing, for its process may be dead or hang; what cannot be found stays as it is.
+pub fn resolved(table: &[MountEntry], place: &Path) -> PathBuf {
+    let absolute = || std::path::absolute(place).ok();
+    let Some(mut path) = absolute() else {
+        return place.to_path_buf();
+    };
+    for _ in 0..LINKS_MAX {
+        if topmost(table, &path).is_some() {
+            return path;
+        }
+        let (Some(above), Some(name)) = (path.parent(), path.file_name()) else {
+            return path.canonicalize().unwrap_or(path);
+        };
+        let Ok(above) = above.canonicalize() else {
+            return path;
+        };
+        path = above.join(name);
+        if topmost(table, &path).is_some() {
+            return path;
+        }
+        match std::fs::read_link(&path) {
+            Ok(target) => path = above.join(target),
+            Err(_) => return path,
+        }
+    }
+    place.to_path_buf()
 }
 
 /// The mounts of the burst buffer with this state folder.
@@ -248,6 +280,47 @@ broken line
             Some(b"run7/x".to_vec())
         );
         assert_eq!(relative(&table[2], Path::new("/bb")), None);
+    }
+
+    #[test]
+    fn a_place_is_found_by_its_links() {
+        let folder = tempfile::tempdir().expect("tempdir");
+        let base = folder.path().canonicalize().expect("canonical");
+        let link = |to: &str, name: &str| {
+            std::os::unix::fs::symlink(to, base.join(name)).expect("symlink");
+        };
+        std::fs::create_dir_all(base.join("real/bb")).expect("mkdir");
+        link("real", "above");
+        link("above/bb", "to");
+        link("to", "to-to");
+        link("loop", "loop");
+        let text = format!(
+            "40 22 0:40 / {}/real/bb rw - fuse.forebay /v rw\n",
+            base.display()
+        );
+        let bb = base.join("real/bb");
+        for table in [parse(text.as_bytes()), Vec::new()] {
+            for name in [
+                "real/bb",
+                "real/bb/",
+                "above/bb",
+                "to",
+                "to-to",
+                "real/../to",
+            ] {
+                assert_eq!(resolved(&table, &base.join(name)), bb, "{name}");
+            }
+        }
+        assert_eq!(resolved(&[], &base.join("loop")), base.join("loop"));
+        assert_eq!(
+            resolved(&[], &base.join("above/none")),
+            base.join("real/none")
+        );
+        assert_eq!(
+            resolved(&[], Path::new("/none/none")),
+            Path::new("/none/none")
+        );
+        assert_eq!(resolved(&[], Path::new("/")), Path::new("/"));
     }
 
     #[test]

@@ -16,7 +16,7 @@ use crate::control::Daemon;
 use crate::dead::in_memory_bytes;
 use crate::ended;
 use crate::exit::reason;
-use crate::mounts;
+use crate::mounts::{self, MountEntry};
 use crate::out;
 use crate::signals::Signals;
 use crate::starter::Starter;
@@ -60,17 +60,21 @@ struct Order {
     lazy: bool,
     /// Programs that wait get errors.
     force: bool,
+    /// The mount namespace in which the place is; umount(8) calls its helpers in its own.
+    namespace: Option<OsString>,
 }
 
 /// `DIR [-nlfrv] [-N NAMESPACE] [-t TYPE]`, as umount(8) writes it.
 fn order(mut args: impl Iterator<Item = OsString>) -> Result<Order, String> {
     let (mut places, mut lazy, mut force) = (Vec::new(), false, false);
+    let mut namespace = None;
     while let Some(arg) = args.next() {
         match arg.as_bytes() {
             b"-l" => lazy = true,
             b"-f" => force = true,
             b"-n" | b"-v" | b"-r" => {}
-            b"-t" | b"-N" => drop(args.next()),
+            b"-t" => drop(args.next()),
+            b"-N" => namespace = Some(args.next().ok_or("-N takes a namespace")?),
             other if other.starts_with(b"-") => {
                 return Err(format!("unknown flag {}", arg.display()));
             }
@@ -78,21 +82,38 @@ fn order(mut args: impl Iterator<Item = OsString>) -> Result<Order, String> {
         }
     }
     match <[PathBuf; 1]>::try_from(places) {
-        Ok([place]) => Ok(Order { place, lazy, force }),
+        Ok([place]) => Ok(Order {
+            place,
+            lazy,
+            force,
+            namespace,
+        }),
         Err(_) => Err("takes a directory; `umount DIR` calls it".into()),
     }
 }
 
 /// Does what umount(8) asks for; its exit code.
 pub fn run(args: impl Iterator<Item = OsString>) -> u8 {
-    let order = match order(args) {
+    let mut order = match order(args) {
         Ok(order) => order,
         Err(why) => {
             out::fail(&format!("umount.forebay: {why}"));
             return code::USAGE;
         }
     };
-    let before = Before::of(&order.place);
+    if order.namespace.is_some() {
+        return unmount_elsewhere(&order);
+    }
+    let table = match mounts::read() {
+        Ok(table) => table,
+        Err(error) => {
+            out::fail(&format!("the mount table: {}", reason(&error)));
+            return code::NOT_UNMOUNTED;
+        }
+    };
+    // `umount -c` leaves links in it.
+    order.place = mounts::resolved(&table, &order.place);
+    let before = Before::of(&table, &order.place);
     let done = unmount(&order);
     match (done, before) {
         // Who waits for nothing else: programs may use it for long, or the process hangs.
@@ -100,6 +121,18 @@ pub fn run(args: impl Iterator<Item = OsString>) -> u8 {
         (code::NOT_UNMOUNTED, Some(before)) if !order.lazy && machine_stops() => before.end(),
         (done, _) => done,
     }
+}
+
+/// In another mount namespace, of which nothing is known here.
+fn unmount_elsewhere(order: &Order) -> u8 {
+    let done = unmount(order);
+    if done == code::DONE && !order.lazy && !order.force {
+        out::complain(&format!(
+            "{}: unmounted in another mount namespace; its process is not waited for",
+            order.place.display()
+        ));
+    }
+    done
 }
 
 /// umount(8) without a helper: it knows whom it may let do this, and says why it does not.
@@ -111,6 +144,9 @@ fn unmount(order: &Order) -> u8 {
     command.args(rustix::process::geteuid().is_root().then_some("-c"));
     command.args(order.lazy.then_some("-l"));
     command.args(order.force.then_some("-f"));
+    if let Some(namespace) = &order.namespace {
+        command.arg("-N").arg(namespace);
+    }
     match command.arg("--").arg(&order.place).status() {
         Ok(status) => match status.code() {
             Some(code) => u8::try_from(code).unwrap_or(code::NOT_UNMOUNTED),
@@ -143,24 +179,40 @@ struct Before {
     /// The state folder, or the run folder of a mount of a cluster.
     folder: PathBuf,
     starter: Starter,
-    /// The process that serves it; `None` if it has died.
-    pid: Option<u32>,
+    process: Process,
+}
+
+/// What serves a mount.
+enum Process {
+    /// This one.
+    Id(u32),
+    /// It has died.
+    Dead,
+    /// Its folder does not tell, for this reason.
+    Unknown(String),
+}
+
+impl Process {
+    fn of(folder: &Path) -> Process {
+        match state::holder(folder) {
+            Ok(Some(Holder::Process(Some(pid)))) => Process::Id(pid),
+            Ok(Some(Holder::Nobody)) => Process::Dead,
+            Ok(Some(Holder::Process(None))) => Process::Unknown("it is starting".into()),
+            Ok(None) => Process::Unknown("nobody's lock is there".into()),
+            Err(error) => Process::Unknown(reason(&error)),
+        }
+    }
 }
 
 impl Before {
-    /// `None` if no burst buffer is mounted there, or its folder is not to be read.
-    fn of(place: &Path) -> Option<Before> {
-        let table = mounts::read().ok()?;
-        let entry = mounts::topmost(&table, place).filter(|entry| entry.is_forebay())?;
-        let pid = match state::holder(&entry.source).ok()? {
-            Some(Holder::Process(pid)) => pid,
-            _ => None,
-        };
+    /// `None` if no burst buffer is mounted there.
+    fn of(table: &[MountEntry], place: &Path) -> Option<Before> {
+        let entry = mounts::topmost(table, place).filter(|entry| entry.is_forebay())?;
         Some(Before {
             place: place.to_path_buf(),
             folder: entry.source.clone(),
             starter: Starter::of(&entry.source),
-            pid,
+            process: Process::of(&entry.source),
         })
     }
 
@@ -202,14 +254,15 @@ impl Before {
 
     /// Waits until the process has ended. Ctrl-C and SIGTERM end the wait, not the process.
     fn wait(&self) -> u8 {
-        let Some(pid) = self.pid else {
-            return self.tell_of_dead();
-        };
         let is_elsewhere = |table: Vec<_>| !mounts::of_state(&table, &self.folder).is_empty();
-        if mounts::read().is_ok_and(is_elsewhere) {
+        let is_mounted = mounts::read().is_ok_and(is_elsewhere);
+        let pid = match &self.process {
+            Process::Dead => return self.tell_of_dead(),
             // This was a bind mount, or there is one: it goes on.
-            return code::DONE;
-        }
+            _ if is_mounted => return code::DONE,
+            Process::Unknown(why) => return self.tell_of_unknown(why),
+            Process::Id(pid) => *pid,
+        };
         let signals = Signals::count().unwrap_or_else(|error| {
             out::complain(&format!("signals: {}", reason(&error)));
             Signals::never()
@@ -288,6 +341,16 @@ impl Before {
         code::DONE
     }
 
+    /// Nobody is to take that for the end of the process.
+    fn tell_of_unknown(&self, why: &str) -> u8 {
+        out::fail(&format!(
+            "{}: unmounted; whether its process has ended, and memory is on flash, is not known: {}: {why}",
+            self.place.display(),
+            self.folder.display()
+        ));
+        code::SYSTEM
+    }
+
     fn tell_of_end(&self, pid: u32, left: Option<StopSummary>, has_waited: bool) -> u8 {
         let what = self.place.display();
         let Some(left) = left else {
@@ -298,7 +361,8 @@ impl Before {
             return code::SYSTEM;
         };
         let farewell = ended::farewell(what, "stopped", &self.folder, &left);
-        if left.unflushed_files > 0 {
+        // Who is to restart the machine after that must not.
+        if left.unflushed_files > 0 || left.in_memory_bytes > 0 {
             out::fail(&farewell);
             return code::SYSTEM;
         }
@@ -324,18 +388,19 @@ mod tests {
                 place: "/bb".into(),
                 lazy,
                 force,
+                namespace: None,
             })
         };
         assert_eq!(ordered("/bb"), plain(false, false));
-        assert_eq!(
-            ordered("/bb -n -l -v -t fuse.forebay -N x"),
-            plain(true, false)
-        );
+        assert_eq!(ordered("/bb -n -l -v -t fuse.forebay"), plain(true, false));
+        let elsewhere = ordered("/bb -N /proc/1/fd/3").expect("understood");
+        assert_eq!(elsewhere.namespace, Some("/proc/1/fd/3".into()));
         assert_eq!(ordered("/bb -f -r"), plain(false, true));
         for (line, part) in [
             ("", "a directory"),
             ("/a /b", "a directory"),
             ("/a -z", "unknown flag -z"),
+            ("/a -N", "takes a namespace"),
         ] {
             let refused = ordered(line).expect_err(line);
             assert!(refused.contains(part), "{line}: {refused}");
@@ -369,16 +434,50 @@ mod tests {
             place: "/bb".into(),
             folder: folder.path().to_path_buf(),
             starter: Starter::Up,
-            pid: Some(std::process::id()),
+            process: Process::Id(std::process::id()),
         };
         assert_eq!(before.tell_of_end(1, None, false), code::SYSTEM);
-        let left = |unflushed_files| StopSummary {
+        let left = |unflushed_files, in_memory_bytes| StopSummary {
+            undrained_files: 1,
             unflushed_files,
+            in_memory_bytes,
             ..StopSummary::default()
         };
-        assert_eq!(before.tell_of_end(1, Some(left(0)), false), code::DONE);
-        assert_eq!(before.tell_of_end(1, Some(left(1)), false), code::SYSTEM);
+        assert_eq!(before.tell_of_end(1, Some(left(0, 0)), false), code::DONE);
+        assert_eq!(before.tell_of_end(1, Some(left(1, 0)), false), code::SYSTEM);
+        assert_eq!(before.tell_of_end(1, Some(left(0, 1)), false), code::SYSTEM);
         // Nobody has the folder any more.
         assert_eq!(before.wait(), code::SYSTEM);
+    }
+
+    #[test]
+    fn a_folder_that_does_not_tell_is_no_folder_of_a_dead_process() {
+        let folder = tempfile::tempdir().expect("tempdir");
+        let waits = |process| {
+            let before = Before {
+                place: "/bb".into(),
+                folder: folder.path().to_path_buf(),
+                starter: Starter::Up,
+                process,
+            };
+            before.wait()
+        };
+        // It was moved away, as with `mv`.
+        let process = || Process::of(folder.path());
+        assert!(matches!(process(), Process::Unknown(_)));
+        assert_eq!(waits(process()), code::SYSTEM);
+        let lock = state::Lock::take(folder.path()).expect("lock");
+        assert!(matches!(process(), Process::Id(pid) if pid == std::process::id()));
+        // It is not read then.
+        let other = folder.path().join("other");
+        std::fs::hard_link(folder.path().join(state::LOCK), &other).expect("link");
+        assert!(matches!(process(), Process::Unknown(_)));
+        std::fs::remove_file(other).expect("remove");
+        drop(lock);
+        while !matches!(process(), Process::Dead) {
+            // A child of another test has it until it is another program.
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        assert_eq!(waits(process()), code::DONE);
     }
 }

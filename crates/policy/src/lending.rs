@@ -322,6 +322,11 @@ impl Lender {
         })
     }
 
+    /// The most that the tier may have of so much memory, bytes, whatever jobs have.
+    pub fn ceiling_bytes(&self, total_bytes: u64, order: Option<LendOrder>) -> u64 {
+        self.bounds.bounds(total_bytes, order).1
+    }
+
     /// What the tier is to hold from now on. The first look takes what is idle at once.
     pub fn step(&mut self, memory: &Memory, order: Option<LendOrder>) -> Target {
         let total = memory.total_bytes;

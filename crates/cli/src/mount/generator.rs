@@ -10,9 +10,10 @@ use std::fmt::Write;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
-use super::helper::is_alone;
+use super::helper::is_of_cluster;
 use crate::exit::{Explain, Failure};
 use crate::fstab::{self, Line};
+use crate::mounts;
 
 /// What systemd calls this program.
 const NAME: &str = "forebay-generator";
@@ -30,10 +31,17 @@ pub fn is_called(program: Option<&OsString>) -> bool {
 /// The table cannot be read, or the folder not written.
 pub fn run(mut args: impl Iterator<Item = OsString>) -> Result<(), Failure> {
     let folder = PathBuf::from(args.next().unwrap_or_else(|| "/tmp".into()));
-    let lines = fstab::read(&fstab::path())?;
-    // A mount of a cluster has nothing in memory.
-    for line in lines.iter().filter(|line| is_alone(&line.file)) {
-        let drop_in = folder.join(format!("{}.d", unit_of(&line.place)));
+    write(&folder, &fstab::read(&fstab::path())?)
+}
+
+fn write(folder: &Path, lines: &[Line]) -> Result<(), Failure> {
+    // As the generator of fstab, which names the unit by what the place is without links.
+    let table = mounts::read().unwrap_or_default();
+    // A mount of a cluster has nothing in memory. A file that cannot be read yet, as on a file
+    // system that is mounted later, may be one of this node alone.
+    for line in lines.iter().filter(|line| !is_of_cluster(&line.file)) {
+        let unit = unit_of(&mounts::resolved(&table, &line.place));
+        let drop_in = folder.join(format!("{unit}.d"));
         let written = std::fs::create_dir_all(&drop_in)
             .and_then(|()| std::fs::write(drop_in.join("forebay.conf"), settings(line)));
         written.explain(drop_in.display(), "")?;
@@ -99,6 +107,34 @@ mod tests {
         ] {
             assert_eq!(unit_of(Path::new(place)), unit);
         }
+    }
+
+    #[test]
+    fn units_are_those_of_the_generator_of_fstab() {
+        let folder = tempfile::tempdir().expect("tempdir");
+        let base = folder.path().canonicalize().expect("canonical");
+        std::fs::create_dir_all(base.join("real/bb")).expect("mkdir");
+        std::os::unix::fs::symlink("real/bb", base.join("link")).expect("symlink");
+        std::fs::write(base.join("alone.toml"), "pfs = '/scratch'").expect("write");
+        std::fs::write(base.join("cl.toml"), "[cluster]\nname = 'c'").expect("write");
+        let line = |file: &str, place: &str| Line {
+            file: base.join(file),
+            place: base.join(place),
+            options: Vec::new(),
+        };
+        let written = |line: Line, place: &str| {
+            let units = base.join("units");
+            assert!(write(&units, &[line]).is_ok());
+            let drop_in = format!("{}.d/forebay.conf", unit_of(&base.join(place)));
+            let is_there = units.join(drop_in).exists();
+            drop(std::fs::remove_dir_all(units));
+            is_there
+        };
+        assert!(written(line("alone.toml", "real/bb"), "real/bb"));
+        assert!(written(line("alone.toml", "link"), "real/bb"));
+        // It may be on what is not mounted yet.
+        assert!(written(line("none.toml", "bb"), "bb"));
+        assert!(!written(line("cl.toml", "bb"), "bb"));
     }
 
     #[test]

@@ -28,7 +28,13 @@ pub fn translate(
         match arg.as_bytes() {
             b"-f" => fake = true,
             b"-s" | b"-n" | b"-v" => {}
-            b"-t" | b"-N" => drop(args.next()),
+            b"-t" => drop(args.next()),
+            // mount(8) calls its helpers in its own namespace, and says which one is meant.
+            b"-N" => {
+                return Err(refuse(
+                    "mounts in its own mount namespace; `nsenter --mount=FILE mount ...` mounts in another",
+                ));
+            }
             b"-o" => {
                 let given = args.next().ok_or_else(|| refuse("-o takes options"))?;
                 let given = given.into_string();
@@ -59,9 +65,18 @@ pub fn translate(
 
 /// Whether a file is that of `forebay up`. One that cannot be read is left to the command.
 pub fn is_alone(file: &Path) -> bool {
-    let text = std::fs::read_to_string(file).unwrap_or_default();
-    let table: toml::Table = toml::from_str(&text).unwrap_or_default();
+    let table = table_of(file);
     table.contains_key("pfs") && !table.contains_key("cluster")
+}
+
+/// Whether a file is that of a cluster for sure.
+pub fn is_of_cluster(file: &Path) -> bool {
+    table_of(file).contains_key("cluster")
+}
+
+fn table_of(file: &Path) -> toml::Table {
+    let text = std::fs::read_to_string(file).unwrap_or_default();
+    toml::from_str(&text).unwrap_or_default()
 }
 
 fn flag(option: &str, is_alone: bool) -> Result<Vec<OsString>, Failure> {
@@ -112,6 +127,7 @@ mod tests {
             ("/c.toml /bb -o fast", "unknown option 'fast'; known are"),
             ("/c.toml /bb -o", "takes options"),
             ("/c.toml /bb -z", "unknown flag -z"),
+            ("/c.toml /bb -N /proc/1/fd/3", "nsenter"),
         ] {
             let refused = translated(line).expect_err(line);
             assert!(refused.contains(part), "{line}: {refused}");

@@ -3,16 +3,20 @@
 //! umount(8) of util-linux asks statfs(2) for the type of a plain `umount DIR`, finds `fuse`, and
 //! looks for no helper of `fuse.forebay`, unless the mount is in that file (`uhelper=`, mount(8)).
 
-use std::fs::{File, OpenOptions, Permissions};
+use std::fs::{File, OpenOptions, Permissions, TryLockError};
 use std::io::{self, Write};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::Path;
+use std::time::{Duration, Instant};
 
 use crate::mounts::{self, MountEntry};
 
 /// Folder of the file.
 const FOLDER: &str = "/run/mount";
+/// Who may read the lock's file may hold it for ever: the mount is there, and does not wait for that.
+const LOCK_WITHIN: Duration = Duration::from_secs(5);
+const LOCK_AGAIN: Duration = Duration::from_millis(20);
 /// The helper, as in /sbin/umount.forebay.
 const HELPER: &str = "uhelper=forebay";
 
@@ -24,10 +28,11 @@ pub fn note(place: &Path) -> io::Result<()> {
     let place = place.canonicalize()?;
     let table = mounts::read()?;
     let entry = mounts::topmost(&table, &place).filter(|entry| entry.is_forebay());
-    note_in(Path::new(FOLDER), entry.ok_or(io::ErrorKind::NotFound)?)
+    let entry = entry.ok_or(io::ErrorKind::NotFound)?;
+    note_in(Path::new(FOLDER), entry, LOCK_WITHIN)
 }
 
-fn note_in(folder: &Path, entry: &MountEntry) -> io::Result<()> {
+fn note_in(folder: &Path, entry: &MountEntry, lock_within: Duration) -> io::Result<()> {
     std::fs::create_dir_all(folder)?;
     // As libmount does it: a lock beside, and a new file in the place of the old one.
     let lock = OpenOptions::new()
@@ -37,7 +42,18 @@ fn note_in(folder: &Path, entry: &MountEntry) -> io::Result<()> {
         .truncate(false)
         .mode(0o644)
         .open(folder.join("utab.lock"))?;
-    lock.lock()?;
+    let begun = Instant::now();
+    while let Err(error) = lock.try_lock() {
+        match error {
+            TryLockError::WouldBlock if begun.elapsed() < lock_within => {
+                std::thread::sleep(LOCK_AGAIN);
+            }
+            TryLockError::WouldBlock => {
+                return Err(io::Error::other("somebody holds /run/mount/utab.lock"));
+            }
+            TryLockError::Error(error) => return Err(error),
+        }
+    }
     let path = folder.join("utab");
     let old = match std::fs::read(&path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Vec::new(),
@@ -94,11 +110,15 @@ mod tests {
         let entry = &mounts::parse(line)[0];
         let other = "SRC=/dev/sr0 TARGET=/cd ROOT=/ OPTS=uhelper=udisks2\n";
         let ours = "SRC=/var/x TARGET=/b\\040b ROOT=/ OPTS=uhelper=forebay\n";
-        note_in(&folder, entry).expect("noted");
+        note_in(&folder, entry, LOCK_WITHIN).expect("noted");
         let read = || std::fs::read_to_string(folder.join("utab")).expect("read");
         assert_eq!(read(), ours);
         std::fs::write(folder.join("utab"), format!("{ours}{other}")).expect("write");
-        note_in(&folder, entry).expect("noted");
+        note_in(&folder, entry, LOCK_WITHIN).expect("noted");
         assert_eq!(read(), format!("{other}{ours}"));
+        let held = File::open(folder.join("utab.lock")).expect("everybody may");
+        held.lock().expect("lock");
+        let refused = note_in(&folder, entry, Duration::ZERO).expect_err("held");
+        assert!(refused.to_string().contains("utab.lock"), "{refused}");
     }
 }

@@ -44,9 +44,11 @@ pub fn mounted() -> Result<Exit, Failure> {
     let table = mount_table()?;
     let mut lines = String::new();
     for line in fstab::read(&fstab::path())? {
-        let entry = mounts::topmost(&table, &line.place).filter(|entry| entry.is_forebay());
+        let place = mounts::resolved(&table, &line.place);
+        let entry = mounts::topmost(&table, &place).filter(|entry| entry.is_forebay());
         if entry.is_some_and(|entry| !is_of_a_unit(&entry.source)) {
-            let _ = writeln!(lines, "{}", line.place.display());
+            // By a link, `umount -c` would not ask for the helper.
+            let _ = writeln!(lines, "{}", place.display());
         }
     }
     out::print(&lines);

@@ -75,7 +75,51 @@ pub fn run(args: &PackagingArgs, program: clap::Command) -> Result<Exit, Failure
 mod tests {
     use std::process::Command;
 
+    const PRERM: &str = include_str!("../../../../packaging/debian/prerm");
     const PREINST: &str = include_str!("../../../../packaging/debian/preinst");
+
+    /// Runs prerm for a removal, with such programs in the place of the real ones.
+    fn removed(place: &std::path::Path, umount: &str) -> (bool, String) {
+        use std::os::unix::fs::PermissionsExt;
+        let here = place.display();
+        let forebay = "case $2 in mounted) cat mounted;; undrained) test -s mounted || { echo '/s: stopped; 1 file'; exit 3; };; esac";
+        for (name, text) in [("forebay", forebay), ("umount", umount)] {
+            let file = place.join(name);
+            std::fs::write(&file, format!("#!/bin/sh\ncd {here}\n{text}\n")).expect("write");
+            std::fs::set_permissions(file, PermissionsExt::from_mode(0o755)).expect("chmod");
+        }
+        std::fs::write(place.join("mounted"), "/b  b\n/other\n").expect("write");
+        let script = PRERM
+            .replace("/usr/bin/forebay", &format!("{here}/forebay"))
+            .replace("/run/", &format!("{here}/run/"));
+        let mut command = Command::new("sh");
+        command.args(["-c", &script, "prerm", "remove"]);
+        command.env("PATH", format!("{here}:/usr/bin:/bin"));
+        let done = command.env_remove("FOREBAY_KEEP_UNDRAINED").output();
+        let done = done.expect("sh");
+        (
+            done.status.success(),
+            String::from_utf8_lossy(&done.stderr).into_owned(),
+        )
+    }
+
+    #[test]
+    fn what_a_refused_removal_has_unmounted_is_mounted_again() {
+        let place = tempfile::tempdir().expect("tempdir");
+        let unmounted = place.path().join("run/forebay/unmounted");
+        // With a complaint, as of what stays in memory.
+        let (done, said) = removed(place.path(), ": >mounted; echo complains >&2; exit 2");
+        assert!(!done && said.contains("complains"), "{said}");
+        assert!(said.contains("1 file"), "{said}");
+        let known = std::fs::read_to_string(&unmounted).expect("what abort-remove reads");
+        assert_eq!(known, "/b  b\n/other\n");
+        let (done, said) = removed(place.path(), "echo busy >&2; exit 32");
+        assert!(
+            !done && said.contains("/b  b (of /etc/fstab) is mounted: busy"),
+            "{said}"
+        );
+        assert!(!unmounted.exists());
+    }
 
     #[test]
     fn what_a_removal_has_kept_is_not_left_to_a_version_of_another_form() {

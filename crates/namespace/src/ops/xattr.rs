@@ -136,6 +136,7 @@ impl Namespace {
             }
             Place::Pfs(_) => self.change_on_pfs(ino, name, Change::Set(value, mode))?,
             Place::Record(file) => {
+                self.refuse_dropped(ino, &file)?;
                 let list = self.list_in_record(name, value)?;
                 let edit = |state: &mut FileState| match &list {
                     Some(list) => set_list(state, name, value, mode, list),
@@ -164,17 +165,30 @@ impl Namespace {
                 true => Ok(()),
                 false => self.remove_xattr(ino, name),
             },
-            Place::Record(file) => match self.edit_xattrs(&file, &|state| {
-                match state.remove_xattr(name) {
+            Place::Record(file) => {
+                self.refuse_dropped(ino, &file)?;
+                let edited = self.edit_xattrs(&file, &|state| match state.remove_xattr(name) {
                     true => Ok(()),
                     // To have no list is what was asked for.
                     false if name == acl::ACCESS => Ok(()),
                     false => Err(Errno::ENODATA),
+                });
+                match edited? {
+                    true => Ok(()),
+                    false => self.remove_xattr(ino, name),
                 }
-            })? {
-                true => Ok(()),
-                false => self.remove_xattr(ino, name),
-            },
+            }
+        }
+    }
+
+    /// A copy that was dropped as outdated keeps nothing. One that has only left is something else
+    /// by that id now.
+    fn refuse_dropped(&self, ino: Ino, file: &Arc<File>) -> Result<(), NsError> {
+        let is_evicted = file.lock().is_evicted();
+        let is_it = |node| matches!(node, Node::File(now) if Arc::ptr_eq(&now, file));
+        match is_evicted && self.node(ino).is_ok_and(is_it) {
+            true => Err(Errno::ESTALE.into()),
+            false => Ok(()),
         }
     }
 

@@ -15,7 +15,7 @@ use crate::base::failure::{Failure, both};
 use crate::buffer::opens::OpenFile;
 use crate::buffer::target::Target;
 use crate::files::Files;
-use crate::files::change::{can_stay, is_overtaken, stale_if_gone};
+use crate::files::change::{can_stay, is_overtaken, refuse_dropped, stale_if_gone};
 use crate::integrity::atrest::Purpose;
 
 impl Files {
@@ -51,6 +51,9 @@ impl Files {
         if set.size.is_some_and(|size| size > limits::FILE_BYTES_MAX) {
             return Err(Errno::EFBIG.into());
         }
+        if handle.is_none() {
+            self.look_before_change(ino, set)?;
+        }
         let plan = match self.ns.setattr(ino, set) {
             // An outdated copy has just lost its name: who has it open changes what they have.
             Err(error) if error.errno() == Errno::ESTALE && handle.is_some() => {
@@ -73,6 +76,23 @@ impl Files {
             AttrPlan::PfsFile => self.truncate_pfs(ino, handle, set.size.unwrap_or(0), cred)?,
         }
         self.getattr(ino)
+    }
+
+    /// By its path, nobody has looked for a change as an open does. Nor is a copy changed that was
+    /// dropped as outdated since the path was looked up: that would be lost.
+    fn look_before_change(&self, ino: Ino, set: &SetAttr) -> Result<(), Failure> {
+        let Ok(Node::File(file)) = self.ns.node(ino) else {
+            return Ok(());
+        };
+        if set.size.is_some() {
+            self.ns.look_if_trusted(&file)?;
+        }
+        // The kernel names a handle with a size only: of what is open, all else may be meant for
+        // that.
+        match set.size.is_none() && self.buffer.opens().is_open_now(ino) {
+            true => Ok(()),
+            false => refuse_dropped(&file),
+        }
     }
 
     /// Of a file that was in the burst buffer a moment ago, or of what has its id now.

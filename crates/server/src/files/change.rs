@@ -230,6 +230,16 @@ pub(super) fn stale_if_gone(failure: Failure) -> Failure {
     }
 }
 
+/// `ESTALE` for a copy that was dropped as outdated: what is changed in it is lost, and its name
+/// stands for what the PFS has. Who has it open already goes on with it, as with a file that was
+/// replaced.
+pub(super) fn refuse_dropped(file: &File) -> Result<(), Failure> {
+    match file.lock().is_evicted() {
+        true => Err(Errno::ESTALE.into()),
+        false => Ok(()),
+    }
+}
+
 /// Somebody has changed the names of a file, linked it or brought it in while it was brought in.
 pub(super) fn is_overtaken(errno: Errno) -> bool {
     matches!(

@@ -17,7 +17,7 @@ use crate::base::failure::{Failure, both};
 use crate::buffer::opens::{Before, Claim, OpenFile};
 use crate::buffer::target::Target;
 use crate::files::Files;
-use crate::files::change::stale_if_gone;
+use crate::files::change::{refuse_dropped, stale_if_gone};
 use crate::files::handed::{Handed, Local, Near, OpenResult, Way, opened};
 use crate::integrity::atrest::Purpose;
 
@@ -267,6 +267,7 @@ impl Files {
             && let Node::File(file) = self.ns.node(ino)?
         {
             self.ns.look_if_trusted(&file)?;
+            refuse_dropped(&file)?;
         }
         let claim = self.buffer.opens().claim(ino);
         if let Some(open) = claim.open() {
@@ -327,7 +328,8 @@ impl Files {
                 let now = node.parent.child(&node.name);
                 now.is_some_and(|file| file.ino != open.ino)
             }
-            Target::Buffer { .. } => false,
+            // It was dropped as outdated since that was looked at.
+            Target::Buffer { file, .. } => open.is_written() && refuse_dropped(file).is_err(),
         }
     }
 

@@ -11,7 +11,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use forebay_namespace::{NsError, in_record};
-use forebay_policy::lending::{LendOrders, Lender, LendingError, Memory, Pool, Target, tightest};
+use forebay_policy::lending::{
+    LendOrders, Lender, LendingError, Memory, Pool, Target, Why, tightest,
+};
 use forebay_tiers::MemoryNow;
 use forebay_types::{Errno, format_size};
 use forebay_wire::control::{LENDING_ORDERS_MAX, LendingOrder, LendingStatus};
@@ -188,6 +190,8 @@ impl Lifecycle {
                 if !std::mem::replace(&mut deciding.is_blind, true) {
                     tracing::warn!("nobody says how much memory there is: {error}");
                 }
+                // An order says by itself how much is to go.
+                self.obey_order(borrowed, deciding);
                 return true;
             }
         };
@@ -224,11 +228,31 @@ impl Lifecycle {
             Greater => self.raise_memory(target.capacity_bytes, figures.capacity_bytes),
             Equal => {}
         }
+        self.tell_of_debt(borrowed);
+        target.is_tense()
+    }
+
+    /// The tier gets no more than the orders leave of what was known last.
+    fn obey_order(&self, borrowed: &Borrowed, deciding: &mut Deciding) {
+        let order = deciding.orders.sum();
+        let Some(Look { now, target }) = &mut deciding.last else {
+            return;
+        };
+        let ceiling = deciding.lender.ceiling_bytes(now.total_bytes, order);
+        target.ceiling_bytes = ceiling;
+        if self.buffer.ledger().figures(DRAM).capacity_bytes > ceiling {
+            target.capacity_bytes = ceiling;
+            target.why = Why::Ordered;
+            self.lower_memory(ceiling);
+            self.tell_of_debt(borrowed);
+        }
+    }
+
+    fn tell_of_debt(&self, borrowed: &Borrowed) {
         if self.files.owed_bytes() > 0 {
             *borrowed.owed.0.lock() = true;
             borrowed.owed.1.notify_all();
         }
-        target.is_tense()
     }
 
     /// Nothing more is set aside, and the tmpfs follows.
@@ -271,7 +295,7 @@ impl Lifecycle {
     ///
     /// # Errors
     /// `EOPNOTSUPP` where the memory tier does not borrow, `EDQUOT` beyond [`LENDING_ORDERS_MAX`]
-    /// orders.
+    /// orders, or where their names are too long for one record.
     pub fn order_lend(&self, name: &str, bytes: u64) -> Result<(), Failure> {
         let Some(borrowed) = self.borrowed.as_ref() else {
             return self.end_order_of_before(name, bytes);
@@ -287,7 +311,15 @@ impl Lifecycle {
         }
         let known = orders.iter().map(|(name, bytes)| (name.to_string(), bytes));
         let record = postcard::to_stdvec(&known.collect::<OnRecord>()).map_err(in_record(WHAT))?;
-        self.ns.put_fact(NAME, &record)?;
+        match self.ns.put_fact(NAME, &record) {
+            Err(error) if error.errno() == Errno::E2BIG => {
+                return Err(Failure::new(
+                    Errno::EDQUOT,
+                    "the names of all orders are too long for one record".to_string(),
+                ));
+            }
+            kept => kept?,
+        }
         self.ns.sync()?;
         let mut deciding = borrowed.deciding.lock();
         deciding.orders = orders;

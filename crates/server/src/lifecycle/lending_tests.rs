@@ -223,6 +223,48 @@ fn while_nobody_says_how_much_there_is_it_stays_as_it_is() {
 }
 
 /// The tmpfs of the tier, whose size somebody else has changed.
+#[test]
+fn orders_whose_names_are_too_long_together_are_as_many_as_there_can_be() {
+    let (lab, _machine) = lab(|_| ());
+    let rooms = lab.rooms();
+    let order = |at: usize, bytes| {
+        let name = format!("{at:0255}");
+        answer(rooms.lifecycle.order_lend(&name, bytes))
+    };
+    let refused = (0..LENDING_ORDERS_MAX).find_map(|at| order(at, 1).err());
+    assert_eq!(refused, Some(Errno::EDQUOT));
+    // One that ends makes room for another.
+    assert_eq!(order(0, 0), Ok(()));
+    assert_eq!(order(LENDING_ORDERS_MAX, 1), Ok(()));
+}
+
+#[test]
+fn an_order_is_in_force_also_while_nobody_says_how_much_there_is() {
+    let (lab, machine) = lab(|_| ());
+    let rooms = lab.rooms();
+    let held = content(9, 12);
+    rooms
+        .files
+        .release(create(rooms, b"f", &held))
+        .expect("close");
+    machine.is_silent.store(true, Ordering::Relaxed);
+    rooms.lifecycle.order_lend("job", 10 * MIB).expect("order");
+    let told = status(rooms);
+    assert_eq!(
+        (told.borrowed_bytes, told.ceiling_bytes, &*told.why),
+        (6 * MIB, 6 * MIB, "ordered")
+    );
+    assert!(told.owed_bytes >= 6 * MIB, "{told:?}");
+    give_back(rooms);
+    assert_eq!(status(rooms).owed_bytes, 0);
+    // It grows when somebody says how much there is.
+    rooms.lifecycle.order_lend("job", 0).expect("end");
+    assert_eq!(status(rooms).borrowed_bytes, 6 * MIB);
+    machine.is_silent.store(false, Ordering::Relaxed);
+    rooms.lifecycle.look_at_memory();
+    assert_eq!(status(rooms).ceiling_bytes, 16 * MIB);
+}
+
 fn remount(rooms: &Rooms, bytes: u64) {
     let dir = rooms.base.settings().state.join("dram");
     let flags = rustix::mount::MountFlags::empty();

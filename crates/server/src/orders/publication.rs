@@ -32,7 +32,8 @@ pub struct Figures {
     pub written_path: Option<Vec<u8>>,
     /// Not whole on the PFS, with their bytes.
     pub undrained: Vec<(Arc<File>, u64)>,
-    /// One of them, to ask which version it is.
+    /// One of them, to ask whether the version is complete: not one of another version that has a
+    /// further name in this one.
     pub any: Option<ObjectId>,
     /// Since the last of them was closed, seconds.
     pub quiet_s: f64,

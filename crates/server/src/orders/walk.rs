@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use forebay_namespace::{Dir, File, Namespace, Place, on_pfs};
+use forebay_namespace::{Dir, File, Namespace, NsError, Place, Resolved, on_pfs};
 use forebay_tiers::PfsId;
 use forebay_types::{Errno, FileKind};
 
@@ -49,7 +49,7 @@ impl Orders {
         visit: &mut dyn FnMut(Visited) -> bool,
         fail: &mut dyn FnMut(Vec<u8>, Failure),
     ) -> bool {
-        match self.ns.resolve(path) {
+        match self.resolve_now(path) {
             Ok((dir, Some((name, found)))) => match (sight.may_search(&dir), found.attr.kind) {
                 (Err(errno), _) => {
                     fail(path.to_vec(), errno.into());
@@ -67,6 +67,21 @@ impl Orders {
                 fail(path.to_vec(), sight.of_missing(path, error.into()));
                 true
             }
+        }
+    }
+
+    /// What a path is now: a copy that is trusted is looked at.
+    fn resolve_now(&self, path: &[u8]) -> Result<Resolved, NsError> {
+        let resolved = self.ns.resolve(path)?;
+        let file = resolved.1.as_ref();
+        match file.and_then(|(_, found)| found.file.as_ref()) {
+            Some(file) => match self.ns.look_if_trusted(file) {
+                Ok(()) => Ok(resolved),
+                // The copy has left.
+                Err(error) if error.errno() == Errno::ESTALE => self.ns.resolve(path),
+                Err(error) => Err(error),
+            },
+            None => Ok(resolved),
         }
     }
 

@@ -230,6 +230,112 @@ fn promise_1_attributes_of_a_trusted_copy_are_those_of_its_file() {
     pattern(41, 60_000).assert_in(&cluster.mnt("set/f"));
 }
 
+#[test]
+fn promise_1_who_cuts_what_is_trusted_looks_first() {
+    let cluster = trusted("1h", &["set/cut", "set/emptied", "set/mode"]);
+    for name in ["set/cut", "set/emptied", "set/mode"] {
+        replace_on_pfs(&cluster, name, 41);
+    }
+    settle_for_revalidation();
+    // By path: nobody opens it.
+    let cut = |name: &str, len: i64| {
+        let path = std::ffi::CString::new(cluster.mnt(name).into_os_string().into_encoded_bytes());
+        // SAFETY: the path is a string that lives.
+        let done = unsafe { libc::truncate(path.expect("a path").as_ptr(), len) };
+        assert_eq!(done, 0, "{name}: {}", std::io::Error::last_os_error());
+    };
+    cut("set/cut", 55_000);
+    let read = fs::read(cluster.mnt("set/cut")).expect("read");
+    assert!(read == pattern(41, 60_000).bytes()[..55_000]);
+    cut("set/emptied", 0);
+    let mode = std::os::unix::fs::PermissionsExt::from_mode(0o640);
+    fs::set_permissions(cluster.mnt("set/mode"), mode).expect("chmod");
+    pattern(41, 60_000).assert_in(&cluster.mnt("set/mode"));
+    cluster.on_path(&["stage-out", "--wait"], "set").ok();
+    let names = listing(&cluster.pfs("set"));
+    assert_eq!(names, ["cut", "emptied", "mode"], "conflicts");
+    assert!(
+        fs::read(cluster.pfs("set/emptied"))
+            .expect("read")
+            .is_empty()
+    );
+}
+
+#[test]
+fn promise_1_an_order_for_what_is_trusted_looks_first() {
+    let rule = "[[rule]]\npath = \"/set/*.h5\"\ntrust = \"1h\"\n";
+    let cluster = Cluster::builder().lazy().config(rule).up();
+    fs::create_dir(cluster.pfs("set")).expect("mkdir");
+    let names = ["set/a.txt", "set/b.h5", "set/c.h5"];
+    for name in names {
+        write_file(&cluster.pfs(name), pattern(40, 50_000));
+    }
+    settle_for_revalidation();
+    look_at(&cluster, &names);
+    for name in names {
+        replace_on_pfs(&cluster, name, 41);
+    }
+    settle_for_revalidation();
+    pattern(40, 50_000).assert_in(&cluster.mnt("set/c.h5"));
+    // Of one file, and of all of a folder, whatever its first one is.
+    cluster.on_path(&["stage-in"], "set/c.h5").ok();
+    settle_for_revalidation();
+    pattern(41, 60_000).assert_in(&cluster.mnt("set/c.h5"));
+    cluster.on_path(&["stage-in"], "set").ok();
+    settle_for_revalidation();
+    pattern(41, 60_000).assert_in(&cluster.mnt("set/b.h5"));
+}
+
+#[test]
+fn promise_1_what_is_written_after_an_outdated_copy_has_left_is_kept() {
+    let names = ["set/written", "set/read", "set/marked", "set/dated"];
+    let cluster = trusted("1h", &names);
+    for name in names {
+        replace_on_pfs(&cluster, name, 41);
+    }
+    // The kernel knows them by their copies, and somebody has one open.
+    for name in names {
+        fs::metadata(cluster.mnt(name)).expect("stat");
+    }
+    let open = fs::File::open(cluster.mnt("set/read")).expect("open");
+    cluster.on_path(&["stage-in"], "set").ok();
+    for name in &names[..2] {
+        let file = OpenOptions::new().append(true).open(cluster.mnt(name));
+        file.expect("open").write_all(b"more").expect("write");
+    }
+    rustix::fs::setxattr(
+        cluster.mnt("set/marked"),
+        "user.kind",
+        b"new",
+        rustix::fs::XattrFlags::empty(),
+    )
+    .expect("setxattr");
+    let old = std::time::SystemTime::UNIX_EPOCH + std::time::Duration::from_secs(1000);
+    // Of one that is open it may be meant for what is open: the kernel does not say.
+    let spec = rustix::fs::Timespec {
+        tv_sec: 1000,
+        tv_nsec: 0,
+    };
+    let times = rustix::fs::Timestamps {
+        last_access: spec,
+        last_modification: spec,
+    };
+    let flags = rustix::fs::AtFlags::empty();
+    rustix::fs::utimensat(rustix::fs::CWD, cluster.mnt("set/dated"), &times, flags)
+        .expect("utimens");
+    drop(open);
+    cluster.on_path(&["stage-out", "--wait"], "set").ok();
+    for name in &names[..2] {
+        let read = fs::read(cluster.pfs(name)).expect("read");
+        assert!(read[..60_000] == pattern(41, 60_000).bytes() && read[60_000..] == *b"more");
+    }
+    let mut value = [0; 8];
+    let len = rustix::fs::getxattr(cluster.pfs("set/marked"), "user.kind", &mut value[..]);
+    assert_eq!(&value[..len.expect("getxattr")], b"new");
+    let modified = fs::metadata(cluster.pfs("set/dated")).and_then(|meta| meta.modified());
+    assert_eq!(modified.expect("stat"), old);
+}
+
 /// The only other name beside `own`, and that it is a conflict's.
 fn conflict_name(cluster: &Cluster, own: &str) -> String {
     let mut found = None;

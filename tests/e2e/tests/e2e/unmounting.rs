@@ -108,3 +108,84 @@ fn promise_8_the_helper_of_umount_does_not_wait_for_what_goes_on() {
     wait_until("nobody has it", || helper(&cluster, "mnt", &[]).code == 0);
     assert_eq!(shown(&cluster), 0);
 }
+
+#[test]
+fn promise_8_the_helper_of_umount_waits_at_the_end_of_a_link() {
+    if needs_root() {
+        return;
+    }
+    let cluster = Cluster::builder().lazy().ssd("256MiB").up();
+    for at in 0..12 {
+        write_file(&cluster.mnt(format!("f{at}")), pattern(4140, 4 * MIB));
+    }
+    assert!(!memory_tiers(&cluster).is_empty(), "nothing is in memory");
+    // As `umount -c` leaves it.
+    symlink(cluster.mnt(""), cluster.base().join("link")).expect("symlink");
+    wait_until("nobody has it", || helper(&cluster, "link", &[]).code == 0);
+    assert_eq!(memory_tiers(&cluster), Vec::<String>::new());
+    assert_eq!(cluster.wait_ended(), 0);
+}
+
+#[test]
+fn promise_8_the_helper_of_umount_says_what_stays_in_memory() {
+    if needs_root() {
+        return;
+    }
+    let cluster = Cluster::builder().lazy().ssd("16MiB").up();
+    for at in 0..12 {
+        write_file(&cluster.mnt(format!("f{at}")), pattern(4150, 4 * MIB));
+    }
+    let mut done = helper(&cluster, "mnt", &[]);
+    wait_until("nobody has it", || {
+        if done.code == 32 {
+            done = helper(&cluster, "mnt", &[]);
+        }
+        done.code != 32
+    });
+    assert!(!memory_tiers(&cluster).is_empty(), "all had room on flash");
+    // Whoever restarts the machine after that does not.
+    assert_eq!(done.code, 2, "{done:?}");
+    assert!(done.stderr.contains("in memory (lost if"), "{done:?}");
+    assert_eq!(cluster.wait_ended(), 0);
+}
+
+#[test]
+fn promise_8_the_helper_of_umount_unmounts_in_the_namespace_that_is_named() {
+    if needs_root() {
+        return;
+    }
+    let cluster = Cluster::builder().lazy().up();
+    let mut apart = Command::new("unshare");
+    apart.args(["--mount", "--propagation=private", "sleep", "600"]);
+    let mut apart = Ending(apart.spawn().expect("unshare"));
+    let there = format!("/proc/{}/ns/mnt", apart.0.id());
+    let here = fs::read_link("/proc/self/ns/mnt").expect("namespace");
+    wait_until("it has a namespace", || {
+        fs::read_link(&there).is_ok_and(|there| there != here)
+    });
+    let point = cluster.mnt("").display().to_string();
+    let point = point.trim_end_matches('/');
+    let shown_there = || {
+        let table = fs::read_to_string(format!("/proc/{}/mounts", apart.0.id()));
+        table
+            .expect("mounts")
+            .contains(&format!(" {point} fuse.forebay "))
+    };
+    assert!(shown_there());
+    // umount(8) calls its helpers in its own namespace.
+    helper(&cluster, "mnt", &["-N", &there]).ok();
+    assert_eq!(shown(&cluster), 1);
+    assert!(!shown_there());
+    write_file(&cluster.mnt("f"), pattern(4160, 1000));
+    apart.0.kill().expect("kill");
+}
+
+/// A process that goes with the test.
+struct Ending(std::process::Child);
+
+impl Drop for Ending {
+    fn drop(&mut self) {
+        drop(self.0.kill());
+        drop(self.0.wait());
+    }
+}

@@ -277,6 +277,8 @@ fn stage_in(
     visited: &Visited,
     moved: &(dyn Fn(u64) + Sync),
 ) -> Result<(), Failure> {
+    // A copy of what the PFS had before gives way.
+    orders.ns.lookup_in(&visited.dir, &visited.name, false)?;
     let staged = orders
         .files
         .stage_in(&visited.dir, &visited.name, true, moved);

@@ -85,17 +85,19 @@ impl Orders {
         let mut version_of: HashMap<DirKey, Option<DirKey>> = HashMap::new();
         let files: Vec<Arc<File>> = self.buffer.files();
         for file in files {
-            let (dirs, dirty) = {
+            let (names, dirty) = {
                 let state = file.lock();
-                let dirs: Vec<_> = state.names.iter().map(|(dir, _)| dir.clone()).collect();
-                (dirs, state.is_dirty())
+                (state.names.clone(), state.is_dirty())
             };
-            for dir in dirs {
+            for (dir, name) in names {
                 let version = version_of
                     .entry(dir.key)
                     .or_insert_with(|| self.ns.version_of(&dir).map(|version| version.key));
                 if let Some((_, figures)) = version.and_then(|key| versions.get_mut(&key)) {
                     self.count(figures, &file, dirty);
+                    if figures.any.is_none() && self.is_of_version(&file, &dir.path_of(&name)) {
+                        figures.any = Some(file.object);
+                    }
                 }
             }
         }
@@ -144,11 +146,18 @@ impl Orders {
             figures.undrained.push((file.clone(), bytes));
         }
         let quiet_s = self.catalog.apps().quiet_s(file.object);
-        figures.quiet_s = match figures.any {
-            None => quiet_s,
-            Some(_) => figures.quiet_s.min(quiet_s),
+        figures.quiet_s = match figures.files {
+            1 => quiet_s,
+            _ => figures.quiet_s.min(quiet_s),
         };
-        figures.any = Some(file.object);
+    }
+
+    /// Whether a file is of the version that this name of it is in. A link to a file of an older
+    /// version, as of what has not changed since, says nothing of when the new one is complete.
+    fn is_of_version(&self, file: &File, path: &[u8]) -> bool {
+        let known = self.catalog.apps().of(file.object);
+        let version = known.and_then(|(_, version)| version);
+        version == self.catalog.rules().identify(path).version
     }
 
     fn facts(&self, dir: &Arc<Dir>, figures: &Figures) -> VersionFacts {
@@ -338,6 +347,59 @@ mod tests {
         let made = rooms.orders.mkdir(&link, 0o755, &me()).expect("mkdir");
         let handle = create_in(rooms, made.ino, b"f", b"content");
         rooms.files.release(handle).expect("close");
+    }
+
+    #[test]
+    fn a_link_to_a_file_of_an_older_version_does_not_complete_a_version() {
+        let lab = Lab::with(|settings| {
+            settings.rules = vec![PathRule {
+                pattern: "/ckpt-{version}".into(),
+                durability: None,
+                mtbf: None,
+                group: Some(GroupMode::Complete),
+                placement: None,
+                trust: None,
+            }];
+        });
+        let rooms = lab.rooms();
+        let link = |parent, name: &str| Link {
+            parent,
+            name: name.into(),
+        };
+        let look = || (0..3).for_each(|_| rooms.orders.look_at_versions());
+        write_version(rooms, "ckpt-1");
+        let made = rooms.orders.mkdir(&link(Ino::ROOT, "ckpt-2"), 0o755, &me());
+        let second = made.expect("mkdir").ino;
+        let handle = create_in(rooms, second, b"g", b"");
+        drain(rooms);
+        look();
+        assert_eq!(lab.on_pfs("ckpt-1/f"), b"content");
+        rooms.files.release(handle).expect("close");
+        // The next one has what has not changed as a link, and no file of its own yet.
+        let made = rooms.orders.mkdir(&link(Ino::ROOT, "ckpt-3"), 0o755, &me());
+        let third = made.expect("mkdir").ino;
+        let first = rooms
+            .orders
+            .ns
+            .lookup(Ino::ROOT, b"ckpt-1")
+            .expect("there")
+            .attr
+            .ino;
+        let old = rooms.orders.ns.lookup(first, b"f").expect("there").attr.ino;
+        rooms
+            .files
+            .link(old, &link(third, "f"), &me())
+            .expect("link");
+        drain(rooms);
+        look();
+        assert!(!lab.pfs("ckpt-3").exists(), "published before its files");
+        let handle = create_in(rooms, third, b"h", b"more");
+        rooms.files.release(handle).expect("close");
+        drain(rooms);
+        let handle = create_in(rooms, second, b"i", b"");
+        rooms.files.release(handle).expect("close");
+        look();
+        assert!(!lab.pfs("ckpt-3").exists(), "nothing newer has begun");
     }
 
     #[test]
