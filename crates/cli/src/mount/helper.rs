@@ -17,11 +17,11 @@ fn refuse(what: impl std::fmt::Display) -> Failure {
 }
 
 /// `SPEC DIR [-sfnv] [-N NAMESPACE] [-t TYPE] [-o OPTIONS]`, where SPEC is the cluster's file, or
-/// that of a burst buffer of this node alone: DIR, and the command line. `None` if nothing is to be
+/// that of a burst buffer of this node alone: SPEC, DIR, and the command line. `None` if nothing is to be
 /// done (`-f`).
 pub fn translate(
     args: impl Iterator<Item = OsString>,
-) -> Result<Option<(PathBuf, Vec<OsString>)>, Failure> {
+) -> Result<Option<(PathBuf, PathBuf, Vec<OsString>)>, Failure> {
     let mut args = args.peekable();
     let (mut places, mut options, mut fake) = (Vec::new(), Vec::new(), false);
     while let Some(arg) = args.next() {
@@ -51,6 +51,7 @@ pub fn translate(
         refuse("takes a configuration file and a directory, as `mount -t forebay FILE DIR`")
     })?;
     let is_alone = is_alone(Path::new(&spec));
+    let file = PathBuf::from(&spec);
     let place = PathBuf::from(&dir);
     let mut line: Vec<OsString> = match is_alone {
         true => vec!["up".into(), "--config".into(), spec, "--mount".into(), dir],
@@ -60,7 +61,7 @@ pub fn translate(
         line.extend(flag(option, is_alone)?);
     }
     line.push("--detach".into());
-    Ok((!fake).then_some((place, line)))
+    Ok((!fake).then_some((file, place, line)))
 }
 
 /// Whether a file is that of `forebay up`. One that cannot be read is left to the command.
@@ -72,6 +73,14 @@ pub fn is_alone(file: &Path) -> bool {
 /// Whether a file is that of a cluster for sure.
 pub fn is_of_cluster(file: &Path) -> bool {
     table_of(file).contains_key("cluster")
+}
+
+/// The state folder that a file of `forebay up` names.
+pub fn state_of(file: &Path) -> Option<PathBuf> {
+    let table = table_of(file);
+    let state = table.get("state")?.as_str()?;
+    let folder = std::path::absolute(file).ok()?;
+    Some(folder.parent()?.join(state))
 }
 
 fn table_of(file: &Path) -> toml::Table {
@@ -112,7 +121,7 @@ mod tests {
     fn translated(line: &str) -> Result<Option<String>, String> {
         let args = line.split(' ').map(OsString::from);
         let line = translate(args).map_err(|failure| failure.message)?;
-        Ok(line.map(|(_, line)| line.join(&OsString::from(" ")).into_string().expect("text")))
+        Ok(line.map(|(_, _, line)| line.join(&OsString::from(" ")).into_string().expect("text")))
     }
 
     #[test]

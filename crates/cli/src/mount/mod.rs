@@ -23,8 +23,9 @@ use forebay_types::parse_duration;
 
 use crate::cluster::patient_enough;
 use crate::exit::{Exit, Explain, Failure, reason};
+use crate::state::{Lock, LockError};
 use crate::up::detach;
-use crate::{out, usage};
+use crate::{mounts, out, usage};
 
 /// The name under which mount(8) calls this program for the type `forebay`.
 const HELPERS: [&str; 2] = ["mount.forebay", "mount.fuse.forebay"];
@@ -108,7 +109,12 @@ pub fn is_called_by_mount(program: Option<&OsString>) -> bool {
 /// Does what mount(8) asks for, in the background.
 pub fn run_for_mount(args: impl Iterator<Item = OsString>) -> Result<Exit, Failure> {
     match helper::translate(args)? {
-        Some((place, command_line)) => {
+        // For mount(8) it is another source than that of fstab, so `mount -a` asks again.
+        Some((file, place, _)) if is_here(&file, &place) => {
+            out::complain(&format!("{}: already mounted", place.display()));
+            Ok(Exit::Complete)
+        }
+        Some((_, place, command_line)) => {
             let exit = detach::spawn_in(scope::around(&absolute(&place)?), command_line)?;
             // Who may not write to /run may not unmount what others have mounted either.
             if rustix::process::geteuid().is_root()
@@ -125,6 +131,18 @@ pub fn run_for_mount(args: impl Iterator<Item = OsString>) -> Result<Exit, Failu
         // Only tried, not done.
         None => Ok(Exit::Complete),
     }
+}
+
+/// Whether what a file of `forebay up` says is mounted at a place, and runs.
+fn is_here(file: &Path, place: &Path) -> bool {
+    let Some(state) = helper::state_of(file) else {
+        return false;
+    };
+    let table = mounts::read().unwrap_or_default();
+    let place = mounts::resolved(&table, place);
+    let found = mounts::topmost(&table, &place);
+    found.is_some_and(|entry| entry.is_forebay() && entry.source == state)
+        && matches!(Lock::take(&state), Err(LockError::Held { .. }))
 }
 
 fn absolute(place: &Path) -> Result<PathBuf, Failure> {

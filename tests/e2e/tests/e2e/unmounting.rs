@@ -189,3 +189,33 @@ impl Drop for Ending {
         drop(self.0.wait());
     }
 }
+
+/// With a /run of its own: the helper of mount(8) notes there what it has mounted.
+const MOUNTED_TWICE: &str = r#"
+set -e
+mount -t tmpfs none /run
+ln -s "$1" mount.fuse.forebay
+./mount.fuse.forebay bb.toml mnt
+echo once > mnt/f
+./mount.fuse.forebay bb.toml mnt -o rw
+test "$(grep -c "$PWD/mnt fuse.forebay" /proc/self/mounts)" = 1
+cat mnt/f
+"$1" down --state state --drain --timeout 60s
+"#;
+
+/// As `mount -a` does each time that the machine's settings are brought up to date.
+#[test]
+fn promise_8_who_mounts_again_what_is_mounted_is_told_so() {
+    if needs_root() {
+        return;
+    }
+    let cluster = Cluster::builder().prepare();
+    let settings = "pfs = 'pfs'\nstate = 'state'\ndram = '64MiB'\n";
+    fs::write(cluster.base().join("bb.toml"), settings).expect("write");
+    let mut shell = Command::new("unshare");
+    shell.args(["--mount", "sh", "-c", MOUNTED_TWICE, "sh"]);
+    shell.arg(program()).current_dir(cluster.base());
+    let done = run_bounded(&mut shell, LONG).ok();
+    assert!(done.stderr.contains("mnt: already mounted\n"), "{done:?}");
+    assert!(done.stdout.contains("once\n"), "{done:?}");
+}
