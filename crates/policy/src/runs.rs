@@ -44,7 +44,7 @@ const SETTLED_S: f64 = 0.5;
 const ALIKE: f64 = 0.5;
 /// Guesses on trial whose runs start within so long of each other are those of one job, seconds.
 const TOGETHER_S: f64 = 5.0;
-/// Read from the PFS until it was measured, bytes per second.
+/// What the PFS gives until somebody knows, bytes per second.
 const RATE_BYTES_PER_S: f64 = 100e6;
 /// What a file takes beside its bytes, with some that come side by side, seconds.
 const FILE_S: f64 = 2.5e-3;
@@ -244,6 +244,7 @@ pub struct Runs<K> {
     files: usize,
     worth: Worth,
     rate_bytes_per_s: Option<f64>,
+    assumed_bytes_per_s: f64,
     next_id: u64,
     ended: Vec<u64>,
 }
@@ -255,6 +256,7 @@ impl<K> Default for Runs<K> {
             files: 0,
             worth: Worth::default(),
             rate_bytes_per_s: None,
+            assumed_bytes_per_s: RATE_BYTES_PER_S,
             next_id: 1,
             ended: Vec::new(),
         }
@@ -430,9 +432,16 @@ impl<K: Copy + Eq + Hash> Runs<K> {
         }
     }
 
-    /// Read from the PFS, bytes per second.
+    /// What the PFS gives until that was measured, bytes per second.
+    pub fn assume(&mut self, rate_bytes_per_s: f64) {
+        if rate_bytes_per_s > 0.0 {
+            self.assumed_bytes_per_s = rate_bytes_per_s;
+        }
+    }
+
+    /// What the PFS gives, bytes per second.
     fn rate(&self) -> f64 {
-        self.rate_bytes_per_s.unwrap_or(RATE_BYTES_PER_S)
+        self.rate_bytes_per_s.unwrap_or(self.assumed_bytes_per_s)
     }
 
     /// Sums since the start.

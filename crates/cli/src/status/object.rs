@@ -101,7 +101,8 @@ fn add_parts(object: &mut Map<String, Value>, bits: &StatusBits) {
     let limited = bits.limits.iter().map(limits::to_json);
     object.insert("limits".into(), limited.collect());
     object.insert("limits_total".into(), bits.limits_total.into());
-    object.insert("ahead".into(), ahead::to_json(&bits.ahead));
+    let ahead = ahead::to_json(&bits.ahead, mount_of(bits));
+    object.insert("ahead".into(), ahead);
 }
 
 /// What every kind of status begins with.

@@ -136,8 +136,10 @@ impl Ahead {
         match came {
             Came::Here(bytes) => {
                 reader.copied(took.as_secs_f64());
+                drop(reader);
                 reading.bytes.fetch_add(*bytes, Ordering::Relaxed);
                 *reading.last.lock() = Instant::now();
+                self.brought_for_run(reading.id, *bytes);
             }
             Came::Before(object) => {
                 reader.not_copied(at, false);
@@ -147,6 +149,7 @@ impl Ahead {
                     index: at,
                 };
                 self.buffer.guesses().watch(*object, place, None);
+                self.found_for_run(reading.id, *object);
                 self.meet(*object);
             }
             Came::Gone => reader.not_copied(at, true),

@@ -12,6 +12,8 @@ use crate::buffer::guesses::{Opened, Watched};
 
 /// It looks again after so long, also where nobody opens anything: there may be room again.
 const LOOK_AGAIN: Duration = Duration::from_millis(500);
+/// It looks for runs that are due after so long.
+const TEND: Duration = Duration::from_millis(250);
 /// A folder in which nothing happens for so long is forgotten.
 const FORGOTTEN_AFTER: Duration = Duration::from_secs(600);
 /// After all of a folder has come in, it is not listed again for so long.
@@ -23,16 +25,31 @@ const FOLDERS_MAX: usize = 1024;
 
 /// Hears of opens until the end.
 pub fn run(ahead: &Arc<Ahead>) {
-    let mut tidied = Instant::now();
+    let (mut tidied, mut tended) = (Instant::now(), Instant::now());
     while !ahead.base.is_ending() {
         let opens = ahead.buffer.guesses().take_opens(LOOK_AGAIN);
         for opened in opens {
             match opened {
-                Opened::OnPfs { dir, name } => ahead.opened_on_pfs(&dir, &name),
+                Opened::OnPfs {
+                    dir,
+                    name,
+                    bytes,
+                    at,
+                } => {
+                    ahead.opened_on_pfs(&dir, &name);
+                    if let Some(bytes) = bytes.filter(|_| ahead.share() > 0.0) {
+                        ahead.opened_in_run(&dir, &name, bytes, at);
+                    }
+                }
                 Opened::Watched(watched) => ahead.opened_here(&watched),
             }
         }
         ahead.take_in_waste();
+        if ahead.share() > 0.0 && tended.elapsed() >= TEND {
+            tended = Instant::now();
+            ahead.learn_from_here();
+            ahead.tend_runs();
+        }
         ahead.bring_some();
         if tidied.elapsed() > LOOK_AGAIN {
             tidied = Instant::now();
@@ -49,7 +66,9 @@ impl Ahead {
                 reading.opened(place.index, self.now_s());
             }
         }
-        if let Some((reader, bytes)) = watched.guessed {
+        if let Some((reader, bytes)) = watched.guessed
+            && !self.hit_of_run(reader, bytes)
+        {
             let mut folders = self.folders.lock();
             if let Some(folder) = folders.values_mut().find(|folder| folder.was_for(reader)) {
                 folder.worth.hit_bytes += bytes;
@@ -146,6 +165,9 @@ impl Ahead {
     /// Folders whose guesses leave before anybody reads them are left alone.
     fn take_in_waste(&self) {
         for (reader, bytes) in self.buffer.guesses().take_gone() {
+            if self.waste_of_run(reader, bytes) {
+                continue;
+            }
             let mut folders = self.folders.lock();
             let Some(folder) = folders.values_mut().find(|folder| folder.was_for(reader)) else {
                 continue;
