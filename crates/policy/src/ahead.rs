@@ -246,6 +246,11 @@ impl Reader {
         self.reached >= self.states.len()
     }
 
+    /// Whether nobody waits for any of them.
+    pub fn is_gone(&self) -> bool {
+        self.gone_count >= self.states.len()
+    }
+
     /// There was no room for a file that [`Reader::take_next`] has named: it is named again.
     pub fn give_back(&mut self, index: usize) {
         if self.states.get(index) == Some(&State::Ahead) {
@@ -418,6 +423,15 @@ mod tests {
         let expected: Vec<usize> = (0..50).filter(|at| ![30, 40].contains(at)).collect();
         assert_eq!(taken, expected);
         assert!(reader.is_over() && reader.take_passed().is_none());
+        (0..50).for_each(|at| reader.not_copied(at, true));
+        assert!(!reader.is_gone(), "two were read");
+        let mut reader = Reader::new(Reason::Run, 2);
+        for _ in 0..2 {
+            assert!(!reader.is_gone());
+            let at = reader.take_next(0.0).expect("one");
+            reader.not_copied(at, true);
+        }
+        assert!(reader.is_gone());
     }
 
     #[test]

@@ -9,7 +9,7 @@ use std::time::Instant;
 use forebay_namespace::{Dir, DirKey};
 use forebay_policy::ahead::Reason;
 use forebay_policy::runs::{Runs, Step};
-use forebay_types::{Errno, ObjectId};
+use forebay_types::ObjectId;
 use forebay_wire::control::{RunExpected, RunsStatus};
 
 use super::Ahead;
@@ -69,7 +69,7 @@ impl Ahead {
     }
 
     /// Brings in what the next runs read, and gives up what nobody comes for.
-    pub(super) fn tend_runs(self: &Arc<Self>) {
+    pub(super) fn tend_runs(self: &Arc<Self>, now_s: f64) {
         self.measure_runs();
         let assumed = self.plan.engine().bandwidths();
         let steps = {
@@ -77,7 +77,7 @@ impl Ahead {
             if let Some(assumed) = assumed {
                 learned.runs.assume(assumed.br_max_bytes_per_s);
             }
-            let steps = learned.runs.tend(self.now_s());
+            let steps = learned.runs.tend(now_s);
             let Learned { runs, dirs } = &mut *learned;
             if dirs.len() > runs.size().1 {
                 dirs.retain(|key, _| runs.knows(*key));
@@ -96,13 +96,6 @@ impl Ahead {
         let Some(dir) = self.learned.lock().dirs.get(&folder).cloned() else {
             return;
         };
-        if !self.base.health().is_silent()
-            && let Err(error) = self.base.ns().open_dir(&dir)
-            && matches!(Errno::from(error.errno()), Errno::ENOENT | Errno::ESTALE)
-        {
-            self.learned.lock().runs.forget(folder);
-            return;
-        }
         tracing::debug!("{dir:?}: {} files before their next run", names.len());
         let item = |name| Item {
             dir: dir.clone(),
@@ -119,7 +112,14 @@ impl Ahead {
     }
 
     fn end_run(&self, id: u64) {
-        self.under_way.lock().remove(&id);
+        let ended = self.under_way.lock().remove(&id);
+        let is_gone = |run: &UnderWay| run.reading.reader.lock().is_gone();
+        if let Some(run) = ended.filter(is_gone) {
+            let folders = run.reading.items.iter().map(|item| item.dir.key);
+            folders
+                .take(1)
+                .for_each(|key| self.learned.lock().runs.forget(key));
+        }
         self.end(id | RUN);
         self.give_up(id);
     }
@@ -192,9 +192,13 @@ impl Ahead {
 
     /// What is known of runs, for `status`.
     pub fn runs_status(&self) -> RunsStatus {
+        self.runs_status_at(self.now_s())
+    }
+
+    fn runs_status_at(&self, now_s: f64) -> RunsStatus {
         let learned = self.learned.lock();
         let worth = learned.runs.worth();
-        let expected = learned.runs.expected(self.now_s());
+        let expected = learned.runs.expected(now_s);
         let shown = expected.iter().take(SHOWN_MAX).map(|run| {
             let dir = learned.dirs.get(&run.folder);
             RunExpected {
@@ -214,3 +218,7 @@ impl Ahead {
         }
     }
 }
+
+#[cfg(test)]
+#[path = "runs_tests.rs"]
+mod tests;

@@ -1,5 +1,6 @@
 //! The thread that hears of opens, and sees what follows.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -28,27 +29,12 @@ pub fn run(ahead: &Arc<Ahead>) {
     let (mut tidied, mut tended) = (Instant::now(), Instant::now());
     while !ahead.base.is_ending() {
         let opens = ahead.buffer.guesses().take_opens(LOOK_AGAIN);
-        for opened in opens {
-            match opened {
-                Opened::OnPfs {
-                    dir,
-                    name,
-                    bytes,
-                    at,
-                } => {
-                    ahead.opened_on_pfs(&dir, &name);
-                    if let Some(bytes) = bytes.filter(|_| ahead.share() > 0.0) {
-                        ahead.opened_in_run(&dir, &name, bytes, at);
-                    }
-                }
-                Opened::Watched(watched) => ahead.opened_here(&watched),
-            }
-        }
+        ahead.hear(opens);
         ahead.take_in_waste();
         if ahead.share() > 0.0 && tended.elapsed() >= TEND {
             tended = Instant::now();
             ahead.learn_from_here();
-            ahead.tend_runs();
+            ahead.tend_runs(ahead.now_s());
         }
         ahead.bring_some();
         if tidied.elapsed() > LOOK_AGAIN {
@@ -59,6 +45,26 @@ pub fn run(ahead: &Arc<Ahead>) {
 }
 
 impl Ahead {
+    /// Takes in what was opened.
+    pub(super) fn hear(self: &Arc<Self>, opens: VecDeque<Opened>) {
+        for opened in opens {
+            match opened {
+                Opened::OnPfs {
+                    dir,
+                    name,
+                    bytes,
+                    at,
+                } => {
+                    self.opened_on_pfs(&dir, &name);
+                    if let Some(bytes) = bytes.filter(|_| self.share() > 0.0) {
+                        self.opened_in_run(&dir, &name, bytes, at);
+                    }
+                }
+                Opened::Watched(watched) => self.opened_here(&watched),
+            }
+        }
+    }
+
     fn opened_here(&self, watched: &Watched) {
         for place in &watched.places {
             let reading = self.readings.lock().get(&place.reader).cloned();
@@ -163,7 +169,7 @@ impl Ahead {
     }
 
     /// Folders whose guesses leave before anybody reads them are left alone.
-    fn take_in_waste(&self) {
+    pub(super) fn take_in_waste(&self) {
         for (reader, bytes) in self.buffer.guesses().take_gone() {
             if self.waste_of_run(reader, bytes) {
                 continue;

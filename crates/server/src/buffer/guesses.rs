@@ -339,7 +339,9 @@ mod tests {
     #[test]
     fn opens_of_what_is_here_are_told_in_turn_and_so_many() {
         let guesses = Guesses::default();
-        [5, 3, 9].map(|n| guesses.read_here(ObjectId(n)));
+        [5, 3, 9]
+            .iter()
+            .for_each(|n| guesses.read_here(ObjectId(*n)));
         let told = guesses.take_here();
         let told: Vec<u64> = told.iter().map(|(object, _)| object.0).collect();
         assert_eq!(told, [5, 3, 9]);
