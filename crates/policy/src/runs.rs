@@ -22,6 +22,7 @@ mod pattern;
 use std::collections::HashMap;
 use std::hash::Hash;
 
+use crate::demotion::Candidate;
 use files::Files;
 use pattern::{Guess, Pattern, WINDOW};
 
@@ -53,6 +54,8 @@ const FILE_S: f64 = 2.5e-3;
 const LEAD_MIN_S: f64 = 2.0;
 const LEAD_SHARE: f64 = 1.0 / 16.0;
 const LEAD_MAX_S: f64 = 60.0;
+/// What was opened so long ago or later does not leave for a run, seconds.
+const UNREAD_MIN_S: f64 = 600.0;
 /// Weight of the newest value in a mean.
 const NEWEST: f64 = 0.3;
 /// A folder unread for so long is forgotten, seconds.
@@ -69,6 +72,10 @@ pub enum Step<K> {
         folder: K,
         /// Names, in the order of the last run.
         names: Vec<Vec<u8>>,
+        /// What they had, bytes.
+        bytes: u64,
+        /// Seconds between starts.
+        period_s: f64,
     },
     /// The run is over, or has not come, or nobody remembers its folder: what was brought in for it
     /// and is unread was in vain.
@@ -97,6 +104,17 @@ impl Worth {
         let vain = self.wasted_bytes.saturating_add(risk_bytes);
         vain.saturating_mul(5) <= self.hit_bytes.saturating_add(self.foretold_bytes)
     }
+}
+
+/// Whether a clean copy is wanted less than the files of a run with this period, seconds, that is
+/// about to start: nobody has opened it for two periods and a while, and no restart reads it.
+pub fn is_wanted_less(candidate: &Candidate, period_s: f64, now_s: f64) -> bool {
+    if candidate.in_use {
+        return false;
+    }
+    let unread_s = now_s - candidate.accessed_at_s;
+    let is_old = unread_s > UNREAD_MIN_S.max(2.0 * period_s);
+    candidate.outdated || (candidate.version.is_none() && is_old)
 }
 
 /// A run that is expected.
@@ -370,6 +388,8 @@ impl<K: Copy + Eq + Hash> Runs<K> {
             id,
             folder: key,
             names,
+            bytes,
+            period_s,
         })
     }
 

@@ -34,7 +34,9 @@ impl Machine {
 
     fn take(&mut self, step: Step<u32>) {
         match step {
-            Step::Bring { id, folder, names } => {
+            Step::Bring {
+                id, folder, names, ..
+            } => {
                 self.largest_guess = self.largest_guess.max(names.len() as u64);
                 for name in names {
                     if self.here.insert((folder, name), id).is_none() {
@@ -228,6 +230,35 @@ fn what_repeats_outlives_a_walk_through_everything() {
     }
     assert_eq!(machine.runs.size().1, FOLDERS_MAX);
     assert_eq!(machine.hits_of(10, &[180.0]), [10]);
+}
+
+#[test]
+fn what_was_not_opened_for_long_is_wanted_less_but_for_checkpoints() {
+    let candidate = |accessed_at_s| Candidate {
+        id: 1,
+        application: 1,
+        version: None,
+        outdated: false,
+        mtbf_s: 1e5,
+        arrived_at_s: 0.0,
+        accessed_at_s,
+        closed_at_s: accessed_at_s,
+        closed_to_open_s: 1.0,
+        open_to_close_s: 1.0,
+        bytes: 1,
+        in_use: false,
+    };
+    let now_s = 10_000.0;
+    let is_less = |candidate: &Candidate, period_s| is_wanted_less(candidate, period_s, now_s);
+    assert!(is_less(&candidate(9_000.0), 60.0) && !is_less(&candidate(9_000.0), 600.0));
+    assert!(!is_less(&candidate(9_500.0), 60.0), "it may be a list's");
+    let mut version = candidate(0.0);
+    version.version = Some(7);
+    assert!(!is_less(&version, 60.0));
+    version.outdated = true;
+    assert!(is_less(&version, 60.0));
+    version.in_use = true;
+    assert!(!is_less(&version, 60.0));
 }
 
 proptest! {

@@ -179,9 +179,14 @@ impl Ahead {
         let Ok(change) = self.base.life().change() else {
             return Came::NotNow;
         };
-        let staged = self
-            .files
-            .stage_in(&item.dir, &item.name, reading.is_list(), &|_| ());
+        let stage = || {
+            let (files, may_evict) = (&self.files, reading.is_list());
+            files.stage_in(&item.dir, &item.name, may_evict, &|_| ())
+        };
+        let staged = stage().or_else(|failure| match failure.errno() {
+            Errno::ENOSPC if self.make_room_for_run(reading, size) => stage(),
+            _ => Err(failure),
+        });
         drop(change);
         match staged {
             Ok(file) => {

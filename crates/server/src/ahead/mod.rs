@@ -2,8 +2,9 @@
 //! of a folder that it reads as a whole or one after the other, and those that it reads every so
 //! often.
 //!
-//! 1. What is guessed (folders, runs) takes free space only, and no more of that than its share until it
-//!    is read. A list has been ordered: for it clean copies may leave, as for any stage-in.
+//! 1. What is guessed (folders, runs) takes free space only, and no more of that than its share
+//!    until it is read. For a run, copies leave that nobody has opened for longer than its period. A
+//!    list has been ordered: for it clean copies may leave, as for any stage-in.
 //! 2. It comes in turns, after what programs write and restart from, and not at all while the
 //!    plan holds writes to a rate.
 //! 3. A folder whose guesses were in vain is left alone for a while. What was brought in for a run
@@ -45,6 +46,8 @@ pub struct Ahead {
     learned: Mutex<Learned>,
     /// Runs that are expected or go on, by number.
     under_way: Mutex<HashMap<u64, UnderWay>>,
+    /// Held by who makes room for a run.
+    making_room: Mutex<()>,
     next_id: AtomicU64,
     /// Threads that bring files in.
     bringing: AtomicUsize,
@@ -67,6 +70,7 @@ impl Ahead {
             folders: Mutex::default(),
             learned: Mutex::default(),
             under_way: Mutex::default(),
+            making_room: Mutex::default(),
             next_id: AtomicU64::new(1),
             bringing: AtomicUsize::new(0),
             coming_bytes: AtomicU64::new(0),

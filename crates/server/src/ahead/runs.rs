@@ -10,6 +10,7 @@ use forebay_namespace::{Dir, DirKey};
 use forebay_policy::ahead::Reason;
 use forebay_policy::runs::{Runs, Step};
 use forebay_types::ObjectId;
+use forebay_types::limits::SPACE_UNIT_BYTES;
 use forebay_wire::control::{RunExpected, RunsStatus};
 
 use super::Ahead;
@@ -31,6 +32,11 @@ pub(super) struct Learned {
 /// What is brought in for a run.
 pub(super) struct UnderWay {
     reading: Arc<Reading>,
+    /// What is expected, bytes.
+    bytes: u64,
+    period_s: f64,
+    /// What is wanted less is not enough.
+    is_refused: bool,
     begun: Instant,
     is_measured: bool,
 }
@@ -86,13 +92,24 @@ impl Ahead {
         };
         for step in steps {
             match step {
-                Step::Bring { id, folder, names } => self.begin_run(id, folder, names),
+                Step::Bring {
+                    id,
+                    folder,
+                    names,
+                    bytes,
+                    period_s,
+                } => self.begin_run((id, folder), names, (bytes, period_s)),
                 Step::End { id } => self.end_run(id),
             }
         }
     }
 
-    fn begin_run(self: &Arc<Self>, id: u64, folder: DirKey, names: Vec<Vec<u8>>) {
+    fn begin_run(
+        self: &Arc<Self>,
+        (id, folder): (u64, DirKey),
+        names: Vec<Vec<u8>>,
+        (bytes, period_s): (u64, f64),
+    ) {
         let Some(dir) = self.learned.lock().dirs.get(&folder).cloned() else {
             return;
         };
@@ -105,6 +122,9 @@ impl Ahead {
         let reading = self.begin(id | RUN, Reason::Run, (items, Vec::new()));
         let under_way = UnderWay {
             reading,
+            bytes,
+            period_s,
+            is_refused: false,
             begun: Instant::now(),
             is_measured: false,
         };
@@ -149,6 +169,39 @@ impl Ahead {
         for (bytes, took_s) in measured {
             learned.runs.staged(bytes, took_s);
         }
+    }
+
+    /// Where there is no free room, what is wanted less leaves: room for the file of a run, and for
+    /// those after it. Whether there is any now.
+    pub(super) fn make_room_for_run(&self, reading: &Reading, size: u64) -> bool {
+        let Some(id) = run_of(reading.id) else {
+            return false;
+        };
+        // Who looks at all files does so for all threads.
+        let _one = self.making_room.lock();
+        if self
+            .buffer
+            .has_room(size.next_multiple_of(SPACE_UNIT_BYTES))
+        {
+            return true;
+        }
+        let known = {
+            let under_way = self.under_way.lock();
+            let known = under_way.get(&id).filter(|run| !run.is_refused);
+            known.map(|run| (run.bytes, run.period_s))
+        };
+        let Some((bytes, period_s)) = known else {
+            return false;
+        };
+        let left = bytes.saturating_sub(reading.bytes.load(Ordering::Relaxed));
+        let (_, capacity) = self.buffer.ledger().dirty_and_capacity();
+        let most = (self.share() * capacity as f64) as u64;
+        let wanted = left.min(most).max(size);
+        let made = self.files.make_room_for_run(wanted, period_s);
+        if let Some(run) = self.under_way.lock().get_mut(&id) {
+            run.is_refused = !made;
+        }
+        made
     }
 
     /// A file has come in.

@@ -251,3 +251,45 @@ fn a_burst_buffer_without_room_and_a_share_of_nothing_bring_in_nothing() {
     let status = program.status();
     assert_eq!((status.guessed_bytes, status.wasted_bytes), (0, 0));
 }
+
+#[test]
+fn what_is_wanted_less_leaves_for_a_run_and_nothing_else_does() {
+    let mut program = Program::new(Lab::with(|settings| {
+        settings.engine.read_ahead = 1.0;
+    }));
+    let rooms = program.lab.shared_rooms();
+    // Others have taken all but a little, and have been here for no time.
+    let root = match rooms.base.ns().node(Ino::ROOT) {
+        Ok(Node::Dir(root)) => root,
+        _ => panic!("no root"),
+    };
+    let mut others = Vec::new();
+    loop {
+        let name = format!("other{}", others.len());
+        std::fs::write(program.lab.pfs(&name), vec![1; 1 << 20]).expect("write");
+        let staged = rooms.files.stage_in(&root, name.as_bytes(), false, &|_| ());
+        let Ok(file) = staged else { break };
+        others.push(file.object);
+    }
+    assert!(others.len() > 10);
+    program.run(60.0);
+    program.run(120.0);
+    program.until(178.0);
+    program.wait_for("it was refused", |program| {
+        let under_way = program.ahead().under_way.lock();
+        under_way.values().any(|run| run.is_refused)
+    });
+    program.run(180.0);
+    let is_here = |object: &&ObjectId| rooms.buffer.file(**object).is_some();
+    assert_eq!(others.iter().filter(is_here).count(), others.len());
+    // What is in vain goes for it, and no more of that than has to.
+    others
+        .iter()
+        .for_each(|other| rooms.catalog.apps().is_unwanted(*other));
+    program.until(238.0);
+    program.wait_for("all are here", |program| {
+        program.here().len() as u64 == FILES
+    });
+    let left = others.iter().filter(is_here).count();
+    assert!((others.len() - 5..others.len()).contains(&left), "{left}");
+}
