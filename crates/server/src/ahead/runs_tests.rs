@@ -235,7 +235,7 @@ fn who_writes_a_file_and_reads_it_is_no_run() {
 }
 
 #[test]
-fn a_burst_buffer_without_room_and_a_share_of_nothing_bring_in_nothing() {
+fn no_more_comes_than_the_share_of_guesses() {
     let mut program = Program::new(Lab::with(|settings| {
         settings.engine.read_ahead = 0.0001;
     }));
@@ -292,4 +292,26 @@ fn what_is_wanted_less_leaves_for_a_run_and_nothing_else_does() {
     });
     let left = others.iter().filter(is_here).count();
     assert!((others.len() - 5..others.len()).contains(&left), "{left}");
+}
+
+#[test]
+fn nothing_is_learned_where_the_share_is_nothing() {
+    let lab = Lab::with(|settings| settings.engine.read_ahead = 0.0);
+    let rooms = lab.rooms();
+    std::fs::write(lab.pfs("f"), b"content").expect("write");
+    for is_here in [false, true] {
+        let found = rooms.base.ns().lookup(Ino::ROOT, b"f").expect("there");
+        assert_eq!(!rooms.buffer.files().is_empty(), is_here);
+        let flags = OpenFlags(libc::O_RDONLY as u32);
+        let opened = rooms.files.open(found.attr.ino, flags, None).expect("open");
+        rooms.files.release(opened.0.handle).expect("close");
+        let guesses = rooms.buffer.guesses();
+        assert!(guesses.take_here().is_empty());
+        assert!(guesses.take_opens(Duration::ZERO).is_empty());
+        let Ok(Node::Dir(root)) = rooms.base.ns().node(Ino::ROOT) else {
+            panic!("no root");
+        };
+        let staged = rooms.files.stage_in(&root, b"f", false, &|_| ());
+        assert_eq!(staged.is_ok(), !is_here);
+    }
 }
