@@ -126,8 +126,7 @@ mod tests {
 
     #[test]
     fn a_line_says_which_run_is_next_and_what_they_were_worth() {
-        let mut ahead = AheadStatus::default();
-        ahead.runs = RunsStatus {
+        let runs = RunsStatus {
             expected: 2,
             guessed_bytes: 3 << 20,
             hit_bytes: 2 << 20,
@@ -139,6 +138,10 @@ mod tests {
                 bytes: 4 << 20,
                 here_bytes: 1 << 20,
             }],
+        };
+        let mut ahead = AheadStatus {
+            runs,
+            ..AheadStatus::default()
         };
         let mount = Path::new("/bb");
         let begin = "runs       2 expected, next /bb/data/h";
