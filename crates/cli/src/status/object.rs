@@ -248,7 +248,8 @@ mod tests {
 
     use forebay_types::Errno;
     use forebay_wire::control::{
-        KeeperStatus, LendingFile, LendingOrder, LendingStatus, LimitStatus, PathFailure,
+        AheadStatus, KeeperStatus, LendingFile, LendingOrder, LendingStatus, LimitStatus,
+        PathFailure, RunExpected, RunsStatus,
     };
 
     use super::*;
@@ -317,6 +318,13 @@ mod tests {
                 paused_ms: 2500,
                 beyond: "wait".into(),
             }],
+            ahead: AheadStatus {
+                runs: RunsStatus {
+                    next: vec![RunExpected::default()],
+                    ..RunsStatus::default()
+                },
+                ..AheadStatus::default()
+            },
             network: Some(Box::new(clients::tests::network(1))),
             nodes: vec![nodes::tests::node(2)],
             second_copies: Some(SecondCopiesStatus::default()),

@@ -380,7 +380,7 @@ fn use_of_it(text: &mut Text, bits: &StatusBits) {
     );
     text.counter(
         "forebay_run_bytes",
-        "Brought in before runs that repeat; part of forebay_ahead_bytes.",
+        "Of what was brought in before programs asked, that of runs that repeat.",
         bits.ahead.runs.guessed_bytes,
     );
     text.counter(

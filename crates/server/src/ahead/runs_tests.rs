@@ -7,6 +7,7 @@ use forebay_namespace::Node;
 use forebay_types::{Ino, OpenFlags};
 
 use super::*;
+use crate::orders::asker::Asker;
 use crate::testing::Lab;
 
 const FILES: u64 = 6;
@@ -108,6 +109,20 @@ impl Program {
         }
     }
 
+    /// Folders that `status` names to that user.
+    fn folders_told(&self, uid: u32) -> usize {
+        let asker = Asker::of(forebay_wire::Peer {
+            uid,
+            gid: uid,
+            groups: &[],
+            local: true,
+            near: false,
+            mount: false,
+            socket: None,
+        });
+        self.lab.rooms().status_for(&asker).ahead.runs.next.len()
+    }
+
     fn status(&self) -> RunsStatus {
         self.ahead().runs_status_at(self.now_s)
     }
@@ -133,6 +148,8 @@ fn the_third_run_finds_its_files_before_it_starts() {
     program.run(180.0);
     let status = program.status();
     assert_eq!((status.hit_bytes, status.wasted_bytes), (ALL_BYTES, 0));
+    assert_eq!(program.folders_told(0), 1);
+    assert_eq!(program.folders_told(12_345), 0, "whose names they are not");
     // What is here still is counted, and not brought in again.
     program.until(238.0);
     program.wait_for("all were looked after", |program| {
