@@ -5,6 +5,7 @@
             in the order of their names and, once more, in no order, each with and without a rule that trusts the copies (`trust`)
     list    files of a PFS that is narrow (a limited device): a program reads a list of them and computes in between, without Forebay, with
             `prefetch --list`, and with all of them in memory before
+    runs    files of the same narrow PFS: a program reads them every so often, five times, and in between they are dropped from the burst buffer
 """
 
 import argparse
@@ -31,7 +32,9 @@ def arguments():
     parser.add_argument("--file-kib", type=int, default=100)
     parser.add_argument("--latency-ms", type=int, default=2)
     parser.add_argument("--list-files", type=int, default=200)
-    parser.add_argument("--only", choices=["epoch", "list"])
+    parser.add_argument("--only", choices=["epoch", "list", "runs"])
+    parser.add_argument("--period-s", type=float, default=60.0, help="between two starts of a run")
+    parser.add_argument("--run-files", type=int, default=25, help="files of a run, 8 MiB each")
     parser.add_argument("--work", type=Path)
     parser.add_argument("--json", type=Path, help="write the figures to this file")
     return parser.parse_args()
@@ -146,15 +149,59 @@ def listed(args, base):
     return {"of memory": spans_s["memory"] / spans_s["list"], "of the PFS": alone_s / spans_s["list"]}
 
 
+def here(forebay, program, names, size):
+    """The share of the files' bytes that is in the burst buffer."""
+    listed = json.loads(run([program, "where", "--json", *[forebay.mount / "data" / name for name in names]]).stdout)
+    return sum(entry["size_bytes"] for entry in listed if entry["state"] == "clean") / (len(names) * size)
+
+
+def runs(args, base):
+    size, count = 8 * MIB, args.run_files
+    names = [f"{n * 7 % count:04}.bin" for n in range(count)]
+    shares, spans_s = [], []
+    with slow_pfs(base, 100 * MIB, 100 * MIB) as (pfs, what):
+        say(what)
+        (pfs / "data").mkdir()
+        for name in names:
+            (pfs / "data" / name).write_bytes(os.urandom(size))
+        drop_caches()
+        alone_s = read_all(pfs / "data", names, size)
+        with Forebay(args.forebay, pfs, base / "mnt", base / "state-runs", ["--dram", f"{5 * count * size // MIB}MiB"]) as forebay:
+            drop = lambda: run([args.forebay, "release", forebay.mount / "data"])
+            say(f"the PFS itself: {alone_s:.2f} s")
+            drop_caches()
+            begun_s = time.monotonic()
+            for number in range(1, 6):
+                time.sleep(max(begun_s + (number - 1) * args.period_s - 1 - time.monotonic(), 0))
+                shares.append(here(forebay, args.forebay, names, size))
+                time.sleep(max(begun_s + (number - 1) * args.period_s - time.monotonic(), 0))
+                spans_s.append(read_all(forebay.mount / "data", names, size))
+                say(f"run {number}: {shares[-1]:.0%} there before it, {spans_s[-1]:.2f} s, {alone_s / spans_s[-1]:.2f} x the PFS")
+                time.sleep(2)
+                drop()
+                drop_caches()
+            worth = ahead(forebay)["runs"]
+            time.sleep(1.6 * args.period_s)
+            missed = ahead(forebay)["runs"]
+            run([args.forebay, "prefetch", forebay.mount / "data"])
+            memory_s = min(read_all(forebay.mount / "data", names, size) for _ in range(3))
+            say(f"from memory: {memory_s:.2f} s")
+    share = lambda worth: worth["wasted_bytes"] / max(worth["guessed_bytes"], 1)
+    say(f"{worth['guessed_bytes'] // MIB} MiB brought in, {share(worth):.0%} of that in vain; {share(missed):.0%} after a sixth run that has not come")
+    return {"there": shares, "of the PFS": [alone_s / s for s in spans_s], "of memory": [memory_s / s for s in spans_s],
+            "wasted": share(worth), "wasted after one that has not come": share(missed)}
+
+
 def main():
     args = arguments()
-    programs = Programs(args.programs)
     figures = {}
     with workspace("forebay-ahead-", args.work) as base:
-        if args.only != "list":
-            figures["epoch"] = epoch(args, programs, base)
-        if args.only != "epoch":
+        if args.only in (None, "epoch"):
+            figures["epoch"] = epoch(args, Programs(args.programs), base)
+        if args.only in (None, "list"):
             figures["list"] = listed(args, base)
+        if args.only in (None, "runs"):
+            figures["runs"] = runs(args, base)
     print(json.dumps(figures, indent=2))
     if args.json:
         args.json.write_text(json.dumps(figures))

@@ -52,6 +52,8 @@ pub enum Reason {
     Streak(Order),
     /// So much of the folder was read that all of it will be.
     Epoch,
+    /// They are read every so often ([`crate::runs`]).
+    Run,
 }
 
 /// Opens that follow one another, in one order.
@@ -244,6 +246,11 @@ impl Reader {
         self.reached >= self.states.len()
     }
 
+    /// Whether nobody waits for any of them.
+    pub fn is_gone(&self) -> bool {
+        self.gone_count >= self.states.len()
+    }
+
     /// There was no room for a file that [`Reader::take_next`] has named: it is named again.
     pub fn give_back(&mut self, index: usize) {
         if self.states.get(index) == Some(&State::Ahead) {
@@ -281,7 +288,8 @@ impl Reader {
     /// The next file to bring in; `None`: none now.
     pub fn take_next(&mut self, now_s: f64) -> Option<usize> {
         let most = UNREAD_MIN.max(2 * self.opened_count);
-        let is_full = |count, most| self.reason != Reason::List && count >= most;
+        let is_bounded = !matches!(self.reason, Reason::List | Reason::Run);
+        let is_full = |count, most| is_bounded && count >= most;
         if is_full(self.unread_count, most + NEAR_MAX as usize) {
             return None;
         }
@@ -294,7 +302,7 @@ impl Reader {
         }
         // Where it reads in no order, it has not passed anything.
         let from = match self.reason {
-            Reason::Epoch => self.next,
+            Reason::Epoch | Reason::Run => self.next,
             _ => self.next.max(self.reached + self.near()),
         };
         let found = (from..self.states.len()).find(|at| self.states[*at] == State::Untouched);
@@ -402,6 +410,28 @@ mod tests {
             .collect();
         assert_eq!(expected, order);
         assert_eq!(folder.opened(1000), None, "it came later");
+    }
+
+    #[test]
+    fn a_run_is_brought_in_as_a_whole_and_once() {
+        let mut reader = Reader::new(Reason::Run, 50);
+        let mut taken: Vec<usize> = (0..20).filter_map(|_| reader.take_next(0.0)).collect();
+        // A program of several threads passes what it has not read.
+        reader.opened(40, 1.0);
+        reader.opened(30, 1.0);
+        taken.extend((0..100).filter_map(|_| reader.take_next(1.0)));
+        let expected: Vec<usize> = (0..50).filter(|at| ![30, 40].contains(at)).collect();
+        assert_eq!(taken, expected);
+        assert!(reader.is_over() && reader.take_passed().is_none());
+        (0..50).for_each(|at| reader.not_copied(at, true));
+        assert!(!reader.is_gone(), "two were read");
+        let mut reader = Reader::new(Reason::Run, 2);
+        for _ in 0..2 {
+            assert!(!reader.is_gone());
+            let at = reader.take_next(0.0).expect("one");
+            reader.not_copied(at, true);
+        }
+        assert!(reader.is_gone());
     }
 
     #[test]

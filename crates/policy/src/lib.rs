@@ -43,6 +43,7 @@
 //! | How many threads wait for the kernel's requests? | [`readers`] |
 //! | Who may lock which bytes, and who waits for whom? | [`locks`] |
 //! | How likely is an application to fail next? | [`mtbf`] |
+//! | What is read before it is asked for? | [`ahead`], what programs read every so often: [`runs`] |
 //! | What is put on record of all that, and for how long? | [`history`] |
 
 pub mod ahead;
@@ -78,6 +79,7 @@ pub mod repair;
 pub mod replicas;
 pub mod replicators;
 pub mod rereplication;
+pub mod runs;
 pub mod samepfs;
 pub mod schedule;
 pub mod scrub;

@@ -102,6 +102,7 @@ impl Rooms {
             unread_bytes: totals.unread_bytes,
             lists,
             folders,
+            runs: self.ahead.runs_status(),
         }
     }
 

@@ -204,6 +204,7 @@ impl Rooms {
                 lending.waits_for.clear();
             }
             bits.movements.clear();
+            bits.ahead.runs.next.clear();
             bits.applications.clear();
             bits.applications_total = 0;
         }

@@ -13,7 +13,7 @@ mod network;
 mod nodes;
 mod now;
 
-pub use ahead::AheadStatus;
+pub use ahead::{AheadStatus, RunExpected, RunsStatus};
 pub use calibration::{Calibrated, CalibrationStep};
 pub use fsck::{CLEAN_COPY_GONE, CONTENT_LOST, FSYNCED_LEFT, Finding, FsckReport};
 pub use history::{HistoryAsked, HistoryPage};

@@ -187,7 +187,7 @@ pub fn render_live(bits: &StatusBits, room: Option<usize>, written: Option<f64>)
             .map_or_else(String::new, |most| format!(", which may have {most}"))
     );
     page.push_str(&now::render(bits));
-    page.push_str(&ahead::render(&bits.ahead));
+    page.push_str(&ahead::render(&bits.ahead, mount_of(bits)));
     let _ = writeln!(page, "at rest    {}", scrub_line(&bits.scrub));
     if let Some(network) = &bits.network {
         page.push_str(&clients::render(network, room));

@@ -101,7 +101,8 @@ fn add_parts(object: &mut Map<String, Value>, bits: &StatusBits) {
     let limited = bits.limits.iter().map(limits::to_json);
     object.insert("limits".into(), limited.collect());
     object.insert("limits_total".into(), bits.limits_total.into());
-    object.insert("ahead".into(), ahead::to_json(&bits.ahead));
+    let ahead = ahead::to_json(&bits.ahead, mount_of(bits));
+    object.insert("ahead".into(), ahead);
 }
 
 /// What every kind of status begins with.
@@ -247,7 +248,8 @@ mod tests {
 
     use forebay_types::Errno;
     use forebay_wire::control::{
-        KeeperStatus, LendingFile, LendingOrder, LendingStatus, LimitStatus, PathFailure,
+        AheadStatus, KeeperStatus, LendingFile, LendingOrder, LendingStatus, LimitStatus,
+        PathFailure, RunExpected, RunsStatus,
     };
 
     use super::*;
@@ -316,6 +318,13 @@ mod tests {
                 paused_ms: 2500,
                 beyond: "wait".into(),
             }],
+            ahead: AheadStatus {
+                runs: RunsStatus {
+                    next: vec![RunExpected::default()],
+                    ..RunsStatus::default()
+                },
+                ..AheadStatus::default()
+            },
             network: Some(Box::new(clients::tests::network(1))),
             nodes: vec![nodes::tests::node(2)],
             second_copies: Some(SecondCopiesStatus::default()),

@@ -379,6 +379,26 @@ fn use_of_it(text: &mut Text, bits: &StatusBits) {
         bits.ahead.wasted_bytes,
     );
     text.counter(
+        "forebay_run_bytes",
+        "Of what was brought in before programs asked, that of runs that repeat.",
+        bits.ahead.runs.guessed_bytes,
+    );
+    text.counter(
+        "forebay_run_hit_bytes",
+        "Of those, read since.",
+        bits.ahead.runs.hit_bytes,
+    );
+    text.counter(
+        "forebay_run_wasted_bytes",
+        "Of those, in vain.",
+        bits.ahead.runs.wasted_bytes,
+    );
+    text.gauge(
+        "forebay_runs_expected",
+        "Runs that repeat and whose next start is known.",
+        bits.ahead.runs.expected,
+    );
+    text.counter(
         "forebay_direct_files",
         "Checkpoints made on the PFS, colder than what would have had to leave.",
         bits.direct_files_total,

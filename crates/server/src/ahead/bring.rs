@@ -136,8 +136,10 @@ impl Ahead {
         match came {
             Came::Here(bytes) => {
                 reader.copied(took.as_secs_f64());
+                drop(reader);
                 reading.bytes.fetch_add(*bytes, Ordering::Relaxed);
                 *reading.last.lock() = Instant::now();
+                self.brought_for_run(reading.id, *bytes);
             }
             Came::Before(object) => {
                 reader.not_copied(at, false);
@@ -147,6 +149,7 @@ impl Ahead {
                     index: at,
                 };
                 self.buffer.guesses().watch(*object, place, None);
+                self.found_for_run(reading.id, *object);
                 self.meet(*object);
             }
             Came::Gone => reader.not_copied(at, true),
@@ -176,9 +179,14 @@ impl Ahead {
         let Ok(change) = self.base.life().change() else {
             return Came::NotNow;
         };
-        let staged = self
-            .files
-            .stage_in(&item.dir, &item.name, reading.is_list(), &|_| ());
+        let stage = || {
+            let (files, may_evict) = (&self.files, reading.is_list());
+            files.stage_in(&item.dir, &item.name, may_evict, &|_| ())
+        };
+        let staged = stage().or_else(|failure| match failure.errno() {
+            Errno::ENOSPC if self.make_room_for_run(reading, size) => stage(),
+            _ => Err(failure),
+        });
         drop(change);
         match staged {
             Ok(file) => {

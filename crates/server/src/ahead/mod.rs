@@ -1,14 +1,18 @@
 //! Files that come before a program asks for them: the next ones of a list that it works through,
-//! and of a folder that it reads as a whole or one after the other.
+//! of a folder that it reads as a whole or one after the other, and those that it reads every so
+//! often.
 //!
-//! 1. What is guessed (folders) takes free space only, and no more of that than its share until it
-//!    is read. A list has been ordered: for it clean copies may leave, as for any stage-in.
+//! 1. What is guessed (folders, runs) takes free space only, and no more of that than its share
+//!    until it is read. For a run, copies leave that nobody has opened for longer than its period. A
+//!    list has been ordered: for it clean copies may leave, as for any stage-in.
 //! 2. It comes in turns, after what programs write and restart from, and not at all while the
 //!    plan holds writes to a rate.
-//! 3. A folder whose guesses were in vain is left alone for a while.
+//! 3. A folder whose guesses were in vain is left alone for a while. What was brought in for a run
+//!    that does not come leaves first.
 
 pub(crate) mod bring;
 pub(crate) mod readers;
+mod runs;
 pub(crate) mod watch;
 
 use std::collections::HashMap;
@@ -21,20 +25,29 @@ use parking_lot::Mutex;
 
 use crate::base::Base;
 use crate::buffer::Buffer;
+use crate::catalog::Catalog;
 use crate::files::Files;
 use crate::plan::Plan;
 use readers::{Folder, Reading};
+use runs::{Learned, UnderWay};
 
 /// What is brought in ahead, and for whom.
 pub struct Ahead {
     base: Arc<Base>,
     buffer: Arc<Buffer>,
     plan: Arc<Plan>,
+    catalog: Arc<Catalog>,
     files: Arc<Files>,
     /// Programs on their way through files.
     readings: Mutex<HashMap<u64, Arc<Reading>>>,
     /// Folders in which something was opened of late.
     folders: Mutex<HashMap<DirKey, Folder>>,
+    /// Runs. No other lock is taken by who holds it.
+    learned: Mutex<Learned>,
+    /// Runs that are expected or go on, by number.
+    under_way: Mutex<HashMap<u64, UnderWay>>,
+    /// Held by who makes room for a run.
+    making_room: Mutex<()>,
     next_id: AtomicU64,
     /// Threads that bring files in.
     bringing: AtomicUsize,
@@ -51,9 +64,13 @@ impl Ahead {
             base: drain.base().clone(),
             buffer: drain.buffer().clone(),
             plan: drain.plan().clone(),
+            catalog: drain.catalog().clone(),
             files: files.clone(),
             readings: Mutex::default(),
             folders: Mutex::default(),
+            learned: Mutex::default(),
+            under_way: Mutex::default(),
+            making_room: Mutex::default(),
             next_id: AtomicU64::new(1),
             bringing: AtomicUsize::new(0),
             coming_bytes: AtomicU64::new(0),
@@ -77,7 +94,9 @@ impl Ahead {
     /// Lists and folders that are read now.
     pub fn counts(&self) -> (u64, u64) {
         let readings = self.readings.lock();
-        let lists = readings.values().filter(|r| r.is_list()).count() as u64;
-        (lists, readings.len() as u64 - lists)
+        let lists = readings.values().filter(|r| r.is_list()).count();
+        let runs = readings.keys().filter(|id| runs::run_of(**id).is_some());
+        let folders = readings.len() - lists - runs.count();
+        (lists as u64, folders as u64)
     }
 }

@@ -183,7 +183,8 @@ impl Ahead {
     /// A program is about to read these files, in this order.
     pub fn begin_list(self: &Arc<Self>, items: Vec<Item>) -> Arc<Reading> {
         self.buffer.guesses().is_interested();
-        self.begin(Reason::List, (items, Vec::new()))
+        let id = self.next_id.fetch_add(1, Ordering::Relaxed);
+        self.begin(id, Reason::List, (items, Vec::new()))
     }
 
     /// It has ended, or nobody wants it any more.
@@ -192,12 +193,12 @@ impl Ahead {
         self.buffer.guesses().is_not_interested();
     }
 
-    fn begin(
+    pub(super) fn begin(
         self: &Arc<Self>,
+        id: u64,
         reason: Reason,
         (items, read): (Vec<Item>, Vec<usize>),
     ) -> Arc<Reading> {
-        let id = self.next_id.fetch_add(1, Ordering::Relaxed);
         let reading = Arc::new(Reading::new(id, reason, items));
         reading.reader.lock().begin_after(read);
         // What is here already is not brought in, and its opens tell how far the program is.
@@ -223,7 +224,8 @@ impl Ahead {
         reason: Reason,
         listed: &Listed,
     ) -> u64 {
-        self.begin(reason, listed.expected(dir, reason)).id
+        let id = self.next_id.fetch_add(1, Ordering::Relaxed);
+        self.begin(id, reason, listed.expected(dir, reason)).id
     }
 
     /// The regular files of a directory; `None`: too many, or it cannot be listed.

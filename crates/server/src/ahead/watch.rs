@@ -1,5 +1,6 @@
 //! The thread that hears of opens, and sees what follows.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -12,6 +13,8 @@ use crate::buffer::guesses::{Opened, Watched};
 
 /// It looks again after so long, also where nobody opens anything: there may be room again.
 const LOOK_AGAIN: Duration = Duration::from_millis(500);
+/// It looks for runs that are due after so long.
+const TEND: Duration = Duration::from_millis(250);
 /// A folder in which nothing happens for so long is forgotten.
 const FORGOTTEN_AFTER: Duration = Duration::from_secs(600);
 /// After all of a folder has come in, it is not listed again for so long.
@@ -23,16 +26,16 @@ const FOLDERS_MAX: usize = 1024;
 
 /// Hears of opens until the end.
 pub fn run(ahead: &Arc<Ahead>) {
-    let mut tidied = Instant::now();
+    let (mut tidied, mut tended) = (Instant::now(), Instant::now());
     while !ahead.base.is_ending() {
         let opens = ahead.buffer.guesses().take_opens(LOOK_AGAIN);
-        for opened in opens {
-            match opened {
-                Opened::OnPfs { dir, name } => ahead.opened_on_pfs(&dir, &name),
-                Opened::Watched(watched) => ahead.opened_here(&watched),
-            }
-        }
+        ahead.hear(opens);
         ahead.take_in_waste();
+        if ahead.share() > 0.0 && tended.elapsed() >= TEND {
+            tended = Instant::now();
+            ahead.learn_from_here();
+            ahead.tend_runs(ahead.now_s());
+        }
         ahead.bring_some();
         if tidied.elapsed() > LOOK_AGAIN {
             tidied = Instant::now();
@@ -42,6 +45,26 @@ pub fn run(ahead: &Arc<Ahead>) {
 }
 
 impl Ahead {
+    /// Takes in what was opened.
+    pub(super) fn hear(self: &Arc<Self>, opens: VecDeque<Opened>) {
+        for opened in opens {
+            match opened {
+                Opened::OnPfs {
+                    dir,
+                    name,
+                    bytes,
+                    at,
+                } => {
+                    self.opened_on_pfs(&dir, &name);
+                    if let Some(bytes) = bytes.filter(|_| self.share() > 0.0) {
+                        self.opened_in_run(&dir, &name, bytes, at);
+                    }
+                }
+                Opened::Watched(watched) => self.opened_here(&watched),
+            }
+        }
+    }
+
     fn opened_here(&self, watched: &Watched) {
         for place in &watched.places {
             let reading = self.readings.lock().get(&place.reader).cloned();
@@ -49,7 +72,9 @@ impl Ahead {
                 reading.opened(place.index, self.now_s());
             }
         }
-        if let Some((reader, bytes)) = watched.guessed {
+        if let Some((reader, bytes)) = watched.guessed
+            && !self.hit_of_run(reader, bytes)
+        {
             let mut folders = self.folders.lock();
             if let Some(folder) = folders.values_mut().find(|folder| folder.was_for(reader)) {
                 folder.worth.hit_bytes += bytes;
@@ -144,8 +169,11 @@ impl Ahead {
     }
 
     /// Folders whose guesses leave before anybody reads them are left alone.
-    fn take_in_waste(&self) {
+    pub(super) fn take_in_waste(&self) {
         for (reader, bytes) in self.buffer.guesses().take_gone() {
+            if self.waste_of_run(reader, bytes) {
+                continue;
+            }
             let mut folders = self.folders.lock();
             let Some(folder) = folders.values_mut().find(|folder| folder.was_for(reader)) else {
                 continue;

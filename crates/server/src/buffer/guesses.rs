@@ -3,7 +3,7 @@
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use forebay_namespace::Dir;
 use forebay_types::ObjectId;
@@ -11,6 +11,11 @@ use parking_lot::{Condvar, Mutex};
 
 /// Opens that wait to be looked at; beyond, the oldest is forgotten.
 const OPENS_MAX: usize = 16_384;
+
+/// Opens of files that are here are kept in so many places, for who opens to wait for few others.
+const SHARDS: usize = 8;
+/// Such opens that wait in one of them; beyond, further ones are forgotten.
+const HERE_MAX: usize = 2048;
 
 /// A file was opened to be read.
 pub enum Opened {
@@ -20,6 +25,10 @@ pub enum Opened {
         dir: Arc<Dir>,
         /// Its name.
         name: Vec<u8>,
+        /// What it has, bytes; `None`: who opened it may write it, too.
+        bytes: Option<u64>,
+        /// When.
+        at: Instant,
     },
     /// One of the burst buffer that somebody watches.
     Watched(Watched),
@@ -70,6 +79,8 @@ pub struct Guesses {
     unread_bytes: AtomicU64,
     /// Gone before anybody read them, and not yet told to who has brought them in.
     gone: Mutex<Vec<(u64, u64)>>,
+    /// Files of the burst buffer that were opened to be read only, for who learns runs.
+    here: [Mutex<Vec<(ObjectId, Instant)>>; SHARDS],
 }
 
 impl Guesses {
@@ -88,12 +99,36 @@ impl Guesses {
         self.interest.load(Ordering::Acquire) > 0
     }
 
-    /// A file that is only on the PFS was opened to be read.
-    pub fn opened_on_pfs(&self, dir: &Arc<Dir>, name: &[u8]) {
+    /// A file that is only on the PFS was opened to be read. `bytes`: what it has, unless who opens
+    /// it may write it, too.
+    pub fn opened_on_pfs(&self, dir: &Arc<Dir>, name: &[u8], bytes: Option<u64>) {
         if self.wants_opens() {
-            let (dir, name) = (dir.clone(), name.to_vec());
-            self.tell(Opened::OnPfs { dir, name });
+            let (dir, name, at) = (dir.clone(), name.to_vec(), Instant::now());
+            self.tell(Opened::OnPfs {
+                dir,
+                name,
+                bytes,
+                at,
+            });
         }
+    }
+
+    /// A file of the burst buffer was opened by who does not write it. Wakes nobody up.
+    pub fn read_here(&self, object: ObjectId) {
+        let mut here = self.here[object.0 as usize % SHARDS].lock();
+        if here.len() < HERE_MAX {
+            here.push((object, Instant::now()));
+        }
+    }
+
+    /// What [`Guesses::read_here`] was told since the last call.
+    pub fn take_here(&self) -> Vec<(ObjectId, Instant)> {
+        let shards = self.here.iter();
+        let mut all: Vec<_> = shards
+            .flat_map(|s| std::mem::take(&mut *s.lock()))
+            .collect();
+        all.sort_unstable_by_key(|(_, at)| *at);
+        all
     }
 
     /// A file of the burst buffer was opened to be read.
@@ -156,6 +191,27 @@ impl Guesses {
             !watched.places.is_empty() || watched.guessed.is_some()
         });
         self.watched_count.store(all.len(), Ordering::Release);
+    }
+
+    /// Nobody will come for what was brought in for a reader: what is unread of it is in vain.
+    /// Which files those are, and bytes.
+    pub fn give_up(&self, reader: u64) -> (Vec<ObjectId>, u64) {
+        let (mut objects, mut bytes) = (Vec::new(), 0);
+        let mut all = self.watched.lock();
+        all.retain(|object, watched| {
+            if let Some((_, size)) = watched.guessed.filter(|(whose, _)| *whose == reader) {
+                watched.guessed = None;
+                objects.push(*object);
+                bytes += size;
+            }
+            watched.places.retain(|place| place.reader != reader);
+            !watched.places.is_empty() || watched.guessed.is_some()
+        });
+        self.watched_count.store(all.len(), Ordering::Release);
+        let mut totals = self.totals.lock();
+        totals.wasted_bytes += bytes;
+        self.is_read(&mut totals, bytes);
+        (objects, bytes)
     }
 
     /// Sums since the start.
@@ -257,6 +313,41 @@ mod tests {
         assert!(guesses.take_opens(Duration::ZERO).is_empty());
         guesses.opened(ObjectId(1));
         assert_eq!(guesses.totals().hit_bytes, 10);
+    }
+
+    #[test]
+    fn what_is_given_up_is_wasted_once() {
+        let guesses = Guesses::default();
+        let other = Place {
+            reader: 8,
+            index: 0,
+        };
+        guesses.watch(ObjectId(1), place(0), Some(10));
+        guesses.watch(ObjectId(2), place(1), Some(20));
+        guesses.watch(ObjectId(2), other, None);
+        guesses.watch(ObjectId(3), other, Some(40));
+        guesses.opened(ObjectId(1));
+        assert_eq!(guesses.give_up(7), (vec![ObjectId(2)], 20));
+        assert_eq!(guesses.give_up(7), (Vec::new(), 0));
+        guesses.left(ObjectId(2));
+        let totals = guesses.totals();
+        assert_eq!((totals.hit_bytes, totals.wasted_bytes), (10, 20));
+        assert_eq!((totals.unread_bytes, guesses.unread_bytes()), (40, 40));
+        assert!(guesses.take_gone().is_empty());
+    }
+
+    #[test]
+    fn opens_of_what_is_here_are_told_in_turn_and_so_many() {
+        let guesses = Guesses::default();
+        [5, 3, 9]
+            .iter()
+            .for_each(|n| guesses.read_here(ObjectId(*n)));
+        let told = guesses.take_here();
+        let told: Vec<u64> = told.iter().map(|(object, _)| object.0).collect();
+        assert_eq!(told, [5, 3, 9]);
+        (0..3 * HERE_MAX).for_each(|_| guesses.read_here(ObjectId(1)));
+        assert_eq!(guesses.take_here().len(), HERE_MAX);
+        assert!(guesses.take_here().is_empty());
     }
 
     #[test]

@@ -39,6 +39,8 @@ struct FileFacts {
     version: Option<u64>,
     /// See [`Identity::is_certain`].
     certain: bool,
+    /// It was brought in for a reader who has not come, and nobody has opened it since.
+    unwanted: bool,
     arrived_s: f32,
     accessed_s: f32,
     closed_s: f32,
@@ -139,6 +141,7 @@ impl Applications {
             application,
             version,
             certain: identity.is_certain,
+            unwanted: false,
             arrived_s: now as f32,
             accessed_s: now as f32,
             closed_s: now as f32,
@@ -171,11 +174,18 @@ impl Applications {
         inner.is_alive(object, now);
         if let Some(facts) = inner.files.get_mut(&object) {
             let now = now as f32;
-            facts.accessed_s = now;
+            (facts.accessed_s, facts.unwanted) = (now, false);
             if facts.closed_s > facts.opened_s {
                 facts.closed_to_open_s = mean(facts.closed_to_open_s, now - facts.closed_s);
             }
             facts.opened_s = now;
+        }
+    }
+
+    /// Nobody comes for what it was brought in for: until somebody opens it, it leaves first.
+    pub fn is_unwanted(&self, object: ObjectId) {
+        if let Some(facts) = self.inner.lock().files.get_mut(&object) {
+            facts.unwanted = true;
         }
     }
 
@@ -315,6 +325,7 @@ impl Applications {
         let now = self.now_s();
         let inner = self.inner.lock();
         let facts = inner.files.get(&object).copied();
+        let unwanted = facts.is_some_and(|f| f.unwanted);
         let outdated = facts.is_some_and(|f| match f.version {
             Some(version) => inner
                 .applications
@@ -322,7 +333,10 @@ impl Applications {
                 .is_some_and(|known| known.versions.is_outdated(version, now)),
             None => false,
         });
-        let time = |get: fn(&FileFacts) -> f32| facts.as_ref().map_or(0.0, |f| f64::from(get(f)));
+        let time = |get: fn(&FileFacts) -> f32| match facts.as_ref() {
+            Some(facts) if !unwanted => f64::from(get(facts)),
+            _ => 0.0,
+        };
         // 1 is neutral.
         let known =
             |get: fn(&FileFacts) -> f32| Some(time(get)).filter(|t| *t > 0.0).unwrap_or(1.0);
@@ -330,14 +344,18 @@ impl Applications {
             id: object.0,
             application: facts.map_or(0, |f| u64::from(f.application)),
             version: facts.and_then(|f| f.version),
-            outdated,
+            // By any order it is the first to leave.
+            outdated: outdated || unwanted,
             mtbf_s: facts
                 .and_then(|f| inner.applications.get(&f.application))
                 .map_or(PRIOR_MTBF_S, |known| known.mtbf_s),
             arrived_at_s: time(|f| f.arrived_s),
             accessed_at_s: time(|f| f.accessed_s),
             closed_at_s: time(|f| f.closed_s),
-            closed_to_open_s: known(|f| f.closed_to_open_s),
+            closed_to_open_s: match unwanted {
+                true => f64::MAX,
+                false => known(|f| f.closed_to_open_s),
+            },
             open_to_close_s: known(|f| f.open_to_close_s),
             bytes,
             in_use,

@@ -64,14 +64,29 @@ pub(super) struct Content {
 
 impl Files {
     /// Who brings files in ahead of programs hears of those that are opened to be read.
-    pub(super) fn tell_reader(&self, open: &OpenFile, flags: OpenFlags) {
+    /// `content`: what it has, where that is known.
+    pub(super) fn tell_reader(&self, open: &OpenFile, flags: OpenFlags, content: Option<Content>) {
         if !flags.reads() {
             return;
         }
         let guesses = self.buffer.guesses();
         match &*open.target.read() {
-            Target::Buffer { file, .. } => guesses.opened(file.object),
-            Target::Pfs { node, .. } => guesses.opened_on_pfs(&node.parent, &node.name),
+            Target::Buffer { file, .. } => {
+                guesses.opened(file.object);
+                if !flags.writes() && self.settings.engine.read_ahead > 0.0 {
+                    guesses.read_here(file.object);
+                }
+            }
+            Target::Pfs { node, file, .. } if guesses.wants_opens() => {
+                let size = || match (content, self.base.health().is_silent()) {
+                    (Some(content), _) => Some(content.bytes),
+                    (None, true) => None,
+                    (None, false) => Some(self.ns.pfs().stat_file(file.file()).ok()?.size),
+                };
+                let bytes = (!flags.writes()).then(size).flatten();
+                guesses.opened_on_pfs(&node.parent, &node.name, bytes);
+            }
+            Target::Pfs { .. } => {}
         }
     }
 

@@ -276,7 +276,7 @@ impl Files {
             let joined = self.join(&open, flags, near);
             let content = self.content_of(&open);
             if joined.is_ok() {
-                self.tell_reader(&open, flags);
+                self.tell_reader(&open, flags, content);
             }
             drop(claim);
             return match joined {
@@ -310,7 +310,7 @@ impl Files {
         let handle = self.buffer.opens().add(&claim, &open, flags);
         let content = self.content_of(&open);
         self.guard.watches(&open);
-        self.tell_reader(&open, flags);
+        self.tell_reader(&open, flags, content);
         // Looked at once a rename sees that the file is open.
         if self.is_replaced(&open) {
             drop(claim);

@@ -4,8 +4,8 @@ use super::failure;
 use forebay_wire::control::{
     AheadStatus, ApplicationStatus, Awaited, AwaitedFile, ClientStatus, ConflictEntry,
     ConnectionStatus, EmptyingStatus, LendingFile, LendingOrder, LendingStatus, LimitStatus,
-    NetworkStatus, NodeStatus, PlanStatus, RefusedStatus, ScrubStatus, StandbyStatus, StatusBits,
-    TierStatus, VersionStatus,
+    NetworkStatus, NodeStatus, PlanStatus, RefusedStatus, RunExpected, RunsStatus, ScrubStatus,
+    StandbyStatus, StatusBits, TierStatus, VersionStatus,
 };
 
 pub(super) fn status() -> StatusBits {
@@ -100,6 +100,18 @@ fn ahead() -> AheadStatus {
         guessed_bytes: 1 << 40,
         hit_bytes: 1 << 39,
         lists: 1,
+        runs: RunsStatus {
+            expected: 1,
+            guessed_bytes: 1 << 30,
+            next: vec![RunExpected {
+                path: b"data/hourly".to_vec(),
+                period_ms: 3_600_000,
+                next_in_ms: -1,
+                bytes: 1 << 30,
+                here_bytes: 1 << 29,
+            }],
+            ..RunsStatus::default()
+        },
         ..AheadStatus::default()
     }
 }

@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::path::PathBuf;
+use std::time::{Duration, Instant};
 
 use forebay_testkit::{Cluster, Pattern, as_user, needs_root, pattern, wait_until, write_file};
 use serde_json::Value;
@@ -197,4 +198,49 @@ fn promise_9_few_files_and_a_share_of_nothing_are_no_reason_to_guess() {
     });
     let files = cluster.status()["files"].as_u64();
     assert!(files <= Some(40), "{files:?} of d, too");
+}
+
+fn runs(cluster: &Cluster) -> Value {
+    cluster.status()["ahead"]["runs"].clone()
+}
+
+#[test]
+fn promise_9_what_is_read_every_so_often_is_there_before_the_next_run() {
+    const FILES: u64 = 4;
+    let cluster = with_files(FILES, "");
+    let run = || (0..FILES).for_each(|n| read(&cluster, n));
+    let all_are_here = || (0..FILES).all(|n| is_here(&cluster, n));
+    // Reads them every three seconds, until they are there before that; how often.
+    let until_they_are_there = || {
+        for rounds in 0..20 {
+            if all_are_here() {
+                return rounds;
+            }
+            run();
+            cluster.on_path(&["release"], "d").ok();
+            let begun = Instant::now();
+            while begun.elapsed() < Duration::from_secs(3) && !all_are_here() {
+                std::thread::sleep(Duration::from_millis(50));
+            }
+        }
+        panic!("{}", runs(&cluster));
+    };
+    assert!(until_they_are_there() >= 2, "one is no reason");
+    let known = runs(&cluster);
+    assert_eq!(
+        known["next"][0]["path"],
+        cluster.mnt("d").to_str().expect("UTF-8"),
+        "{known}"
+    );
+    let bytes = |field: &str| runs(&cluster)[field].as_u64().expect("bytes");
+    run();
+    wait_until("it was right", || bytes("hit_bytes") >= FILES * FILE_BYTES);
+    cluster.on_path(&["release"], "d").ok();
+    let before = bytes("wasted_bytes");
+    until_they_are_there();
+    // Nobody comes for them.
+    wait_until("they are given up", || {
+        bytes("wasted_bytes") >= before + FILES * FILE_BYTES
+    });
+    assert_eq!(ahead(&cluster, "unread_bytes"), 0);
 }
