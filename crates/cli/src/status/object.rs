@@ -318,24 +318,32 @@ mod tests {
                 paused_ms: 2500,
                 beyond: "wait".into(),
             }],
-            ahead: AheadStatus {
-                runs: RunsStatus {
-                    next: vec![RunExpected::default()],
-                    ..RunsStatus::default()
-                },
-                ..AheadStatus::default()
-            },
+            ahead: ahead_with_all(),
             network: Some(Box::new(clients::tests::network(1))),
             nodes: vec![nodes::tests::node(2)],
             second_copies: Some(SecondCopiesStatus::default()),
             keeper: Some(KeeperStatus { pid: 2, runs: true }),
-            lending: Some(Box::new(LendingStatus {
-                orders: vec![LendingOrder::default()],
-                waits_for: vec![LendingFile::default()],
-                ..LendingStatus::default()
-            })),
+            lending: Some(Box::new(lending_with_all())),
             ..StatusBits::default()
         })
+    }
+
+    fn ahead_with_all() -> AheadStatus {
+        AheadStatus {
+            runs: RunsStatus {
+                next: vec![RunExpected::default()],
+                ..RunsStatus::default()
+            },
+            ..AheadStatus::default()
+        }
+    }
+
+    fn lending_with_all() -> LendingStatus {
+        LendingStatus {
+            orders: vec![LendingOrder::default()],
+            waits_for: vec![LendingFile::default()],
+            ..LendingStatus::default()
+        }
     }
 
     /// Names of all that is neither an object nor a list.
