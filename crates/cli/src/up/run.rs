@@ -27,15 +27,18 @@ use crate::web::Web;
 use crate::{mounts, out, signals, starter};
 
 /// What a start has found to be lost: whoever starts it is not to look for that.
-fn of_losses(files: u64) -> Option<String> {
+pub fn tell_losses(detached: bool, files: u64) {
     let files = match files {
-        0 => return None,
+        0 => return,
         1 => "1 file".to_string(),
         n => format!("{n} files"),
     };
-    Some(format!(
-        "{files} lost what was not on the PFS yet, in whole or in part: 'forebay status' says which, and why"
-    ))
+    tell_early(
+        detached,
+        &format!(
+            "{files} lost what was not on the PFS yet, in whole or in part: 'forebay status' says which, and why"
+        ),
+    );
 }
 
 /// Serves until it is told to stop; the caller holds the lock of the state folder. `announce` is
@@ -71,10 +74,7 @@ pub fn serve(
     };
     // Nobody else sets `served`.
     let _ = served.set(instance.clone());
-    if let Some(line) = of_losses(instance.losses()) {
-        tell_early(detached, &line);
-    }
-    let mut announce = standby.take_over();
+    let mut announce = standby.take_over(instance.losses());
     if watch.is_to_stop() {
         // While it took over.
         instance.request_stop();

@@ -17,7 +17,7 @@ use super::Announce;
 use super::again;
 use super::front::Front;
 use super::log::Log;
-use super::run::{tell, web};
+use super::run::{tell, tell_losses, web};
 use super::settle::Plan;
 use crate::exit::{Exit, Explain, Failure};
 use crate::state::{self, SocketPath};
@@ -161,11 +161,13 @@ impl<'a, 'b> Standby<'a, 'b> {
         Ok(Exit::Complete)
     }
 
-    /// It leads from now on: what says that it serves.
-    pub fn take_over(self) -> impl FnMut() -> Result<(), Failure> + use<'a, 'b> {
+    /// It leads from now on, and has found that so many files lost something: what says that it
+    /// serves.
+    pub fn take_over(self, lossy_files: u64) -> impl FnMut() -> Result<(), Failure> + use<'a, 'b> {
         self.watch.0.stands_by.store(false, Ordering::SeqCst);
         let stood_by = self.waiting.take().is_some();
         let (plan, front, detached) = (self.plan, self.front, self.detached);
+        tell_losses(detached, lossy_files);
         let announce = self.announce.into_inner();
         move || {
             let line = front.announcement(plan);
