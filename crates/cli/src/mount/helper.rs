@@ -17,8 +17,8 @@ fn refuse(what: impl std::fmt::Display) -> Failure {
 }
 
 /// `SPEC DIR [-sfnv] [-N NAMESPACE] [-t TYPE] [-o OPTIONS]`, where SPEC is the cluster's file, or
-/// that of a burst buffer of this node alone: SPEC, DIR, and the command line. `None` if nothing is to be
-/// done (`-f`).
+/// that of a burst buffer of this node alone: SPEC, DIR, and the command line. `None` if nothing is
+/// to be done (`-f`).
 pub fn translate(
     args: impl Iterator<Item = OsString>,
 ) -> Result<Option<(PathBuf, PathBuf, Vec<OsString>)>, Failure> {

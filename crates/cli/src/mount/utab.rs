@@ -14,7 +14,8 @@ use crate::mounts::{self, MountEntry};
 
 /// Folder of the file.
 const FOLDER: &str = "/run/mount";
-/// Who may read the lock's file may hold it for ever: the mount is there, and does not wait for that.
+/// Who may read the lock's file may hold it for ever: the mount is there, and does not wait for
+/// that.
 const LOCK_WITHIN: Duration = Duration::from_secs(5);
 const LOCK_AGAIN: Duration = Duration::from_millis(20);
 /// The helper, as in /sbin/umount.forebay.

@@ -3,8 +3,8 @@
 //! often.
 //!
 //! 1. What is guessed (folders, runs) takes free space only, and no more of that than its share
-//!    until it is read. For a run, copies leave that nobody has opened for longer than its period. A
-//!    list has been ordered: for it clean copies may leave, as for any stage-in.
+//!    until it is read. For a run, copies leave that nobody has opened for longer than its period.
+//!    A list has been ordered: for it clean copies may leave, as for any stage-in.
 //! 2. It comes in turns, after what programs write and restart from, and not at all while the
 //!    plan holds writes to a rate.
 //! 3. A folder whose guesses were in vain is left alone for a while. What was brought in for a run
