@@ -99,6 +99,10 @@ pub struct Worth {
 }
 
 impl Worth {
+    fn foretold(&mut self, bytes: u64) {
+        self.foretold_bytes = self.foretold_bytes.saturating_add(bytes);
+    }
+
     /// Whether guesses go on, with so much at risk besides, bytes.
     fn goes_on(&self, risk_bytes: u64) -> bool {
         let vain = self.wasted_bytes.saturating_add(risk_bytes);
@@ -107,14 +111,23 @@ impl Worth {
 }
 
 /// Whether a clean copy is wanted less than the files of a run with this period, seconds, that is
-/// about to start: nobody has opened it for two periods and a while, and no restart reads it.
-pub fn is_wanted_less(candidate: &Candidate, period_s: f64, now_s: f64) -> bool {
+/// about to start: nobody has had it open for two periods and a while, and no restart reads it.
+/// `is_certain`: that it is outdated is more than a guess from its name, like `img_00017.png`.
+pub fn is_wanted_less(candidate: &Candidate, is_certain: bool, period_s: f64, now_s: f64) -> bool {
     if candidate.in_use {
         return false;
     }
-    let unread_s = now_s - candidate.accessed_at_s;
-    let is_old = unread_s > UNREAD_MIN_S.max(2.0 * period_s);
-    candidate.outdated || (candidate.version.is_none() && is_old)
+    // What was open for long was used until its close.
+    let used_at_s = candidate.accessed_at_s.max(candidate.closed_at_s);
+    let is_old = now_s - used_at_s > UNREAD_MIN_S.max(2.0 * period_s);
+    let is_any = candidate.version.is_none() || candidate.outdated;
+    (candidate.outdated && is_certain) || (is_any && is_old)
+}
+
+/// What files have together, bytes: sparse ones may have any number.
+fn sum_of(files: &[(&[u8], u64)]) -> u64 {
+    let sizes = files.iter().map(|(_, bytes)| *bytes);
+    sizes.fold(0, u64::saturating_add)
 }
 
 /// A run that is expected.
@@ -299,7 +312,8 @@ impl<K: Copy + Eq + Hash> Runs<K> {
             && run.is_over(now_s, run.files.has(name), rate)
         {
             let before = known.files();
-            self.worth.foretold_bytes += known.close(&mut self.ended);
+            let foretold = known.close(&mut self.ended);
+            self.worth.foretold(foretold);
             self.files = (self.files + known.files()).saturating_sub(before);
         }
         let run = known.run.get_or_insert_with(|| Run::new(now_s));
@@ -323,9 +337,9 @@ impl<K: Copy + Eq + Hash> Runs<K> {
         for (key, folder) in &mut self.folders {
             if let Some(run) = &folder.run {
                 if run.is_over(now_s, false, rate) {
-                    self.worth.foretold_bytes += folder.close(&mut self.ended);
+                    self.worth.foretold(folder.close(&mut self.ended));
                 } else if run.is_new && run.is_settled(now_s) {
-                    self.worth.foretold_bytes += folder.compare(&mut self.ended);
+                    self.worth.foretold(folder.compare(&mut self.ended));
                 }
             }
             for at in 0..folder.patterns.len() {
@@ -365,7 +379,7 @@ impl<K: Copy + Eq + Hash> Runs<K> {
             return None;
         }
         let expected = folder.expected(at);
-        let bytes: u64 = expected.iter().map(|(_, bytes)| bytes).sum();
+        let bytes = sum_of(&expected);
         let staging_s = bytes as f64 / self.rate() + FILE_S * expected.len() as f64;
         let early_s = (LEAD_SHARE * period_s).clamp(LEAD_MIN_S, LEAD_MAX_S);
         let lead_s = early_s + 2.0 * (staging_s + pattern.spread_s());
@@ -400,7 +414,7 @@ impl<K: Copy + Eq + Hash> Runs<K> {
         tried
             .filter(|guess| (guess.next_s - next_s).abs() > TOGETHER_S)
             .map(|guess| guess.bytes.saturating_sub(guess.hit_bytes))
-            .sum()
+            .fold(0, u64::saturating_add)
     }
 
     fn all_guesses(&self) -> impl Iterator<Item = &Guess> {
@@ -416,30 +430,30 @@ impl<K: Copy + Eq + Hash> Runs<K> {
 
     /// A file was brought in for a guess.
     pub fn brought(&mut self, id: u64, bytes: u64) {
-        self.worth.guessed_bytes += bytes;
+        self.worth.guessed_bytes = self.worth.guessed_bytes.saturating_add(bytes);
         if let Some(guess) = self.guess_of(id) {
-            guess.here_bytes += bytes;
+            guess.here_bytes = guess.here_bytes.saturating_add(bytes);
         }
     }
 
     /// A file that was guessed was here already.
     pub fn found(&mut self, id: u64, bytes: u64) {
         if let Some(guess) = self.guess_of(id) {
-            guess.here_bytes += bytes;
+            guess.here_bytes = guess.here_bytes.saturating_add(bytes);
         }
     }
 
     /// What was brought in for a guess was read.
     pub fn hit(&mut self, id: u64, bytes: u64) {
-        self.worth.hit_bytes += bytes;
+        self.worth.hit_bytes = self.worth.hit_bytes.saturating_add(bytes);
         if let Some(guess) = self.guess_of(id) {
-            guess.hit_bytes += bytes;
+            guess.hit_bytes = guess.hit_bytes.saturating_add(bytes);
         }
     }
 
     /// It has left before anybody read it, or was given up.
     pub fn wasted(&mut self, bytes: u64) {
-        self.worth.wasted_bytes += bytes;
+        self.worth.wasted_bytes = self.worth.wasted_bytes.saturating_add(bytes);
     }
 
     /// So much came in so long, seconds.
@@ -515,7 +529,7 @@ impl<K: Copy + Eq + Hash> Runs<K> {
                     folder: *key,
                     period_s,
                     next_in_s: next_s - now_s,
-                    bytes: folder.expected(at).iter().map(|(_, bytes)| bytes).sum(),
+                    bytes: sum_of(&folder.expected(at)),
                     here_bytes: pattern.guess.as_ref().map_or(0, |guess| guess.here_bytes),
                 });
             }

@@ -249,7 +249,8 @@ fn what_was_not_opened_for_long_is_wanted_less_but_for_checkpoints() {
         in_use: false,
     };
     let now_s = 10_000.0;
-    let is_less = |candidate: &Candidate, period_s| is_wanted_less(candidate, period_s, now_s);
+    let is_less =
+        |candidate: &Candidate, period_s| is_wanted_less(candidate, true, period_s, now_s);
     assert!(is_less(&candidate(9_000.0), 60.0) && !is_less(&candidate(9_000.0), 600.0));
     assert!(!is_less(&candidate(9_500.0), 60.0), "it may be a list's");
     let mut version = candidate(0.0);
@@ -259,6 +260,36 @@ fn what_was_not_opened_for_long_is_wanted_less_but_for_checkpoints() {
     assert!(is_less(&version, 60.0));
     version.in_use = true;
     assert!(!is_less(&version, 60.0));
+    // The number in a name is no version for sure.
+    let mut image = candidate(9_990.0);
+    (image.version, image.outdated) = (Some(7), true);
+    assert!(!is_wanted_less(&image, false, 60.0, now_s), "just read");
+    (image.accessed_at_s, image.closed_at_s) = (9_000.0, 9_000.0);
+    assert!(is_wanted_less(&image, false, 60.0, now_s));
+    let mut long = candidate(1_000.0);
+    long.closed_at_s = 9_999.0;
+    assert!(!is_less(&long, 60.0), "it was open until now");
+}
+
+#[test]
+fn sparse_files_of_any_size_are_summed() {
+    let mut runs = Runs::new();
+    for at_s in [60.0, 120.0] {
+        for name in [&b"a"[..], b"b", b"c"] {
+            runs.opened(1, name, i64::MAX as u64, at_s);
+        }
+        // Nobody knows when so much has been read: the next run is what ends it.
+    }
+    runs.opened(1, b"a", i64::MAX as u64, 180.0);
+    runs.tend(181.0);
+    assert_eq!(runs.expected(181.0)[0].bytes, i64::MAX as u64);
+    for name in [&b"b"[..], b"c"] {
+        runs.opened(1, name, i64::MAX as u64, 181.0);
+    }
+    (0..240).for_each(|n| drop(runs.tend(182.0 + f64::from(n) / 2.0)));
+    assert_eq!(runs.expected(200.0)[0].bytes, u64::MAX);
+    (0..3).for_each(|_| runs.brought(1, i64::MAX as u64));
+    assert_eq!(runs.worth().guessed_bytes, u64::MAX);
 }
 
 proptest! {

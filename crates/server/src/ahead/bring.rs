@@ -57,7 +57,11 @@ impl Ahead {
     /// Starts a thread where something may be to be brought in. One that finds a file starts the
     /// next.
     pub(super) fn bring_some(self: &Arc<Self>) {
-        let some = self.readings.lock().values().any(|one| !one.is_blocked());
+        let readings = self.readings.lock();
+        let some = readings
+            .values()
+            .any(|one| !one.is_blocked() && !one.has_ended());
+        drop(readings);
         if !some || self.is_to_stop() {
             return;
         }
@@ -249,6 +253,6 @@ impl Ahead {
         let before = self.coming_bytes.fetch_add(size, Ordering::AcqRel);
         let coming = Coming(self, size);
         let unread = self.buffer.guesses().unread_bytes();
-        (unread + before + size <= most).then_some(coming)
+        (unread.saturating_add(before).saturating_add(size) <= most).then_some(coming)
     }
 }

@@ -10,7 +10,7 @@ use forebay_policy::ahead::{self, Reader, Reason, Worth};
 use forebay_types::FileKind;
 use parking_lot::Mutex;
 
-use super::Ahead;
+use super::{Ahead, runs};
 use crate::buffer::guesses::Place;
 
 /// A folder with more files than this is not looked at as a whole.
@@ -101,6 +101,11 @@ impl Reading {
     pub(super) fn is_blocked(&self) -> bool {
         let until = *self.blocked_until.lock();
         until.is_some_and(|until| Instant::now() < until)
+    }
+
+    /// It is one of a run, which waits here for its end, and all of it was looked after.
+    pub(super) fn has_ended(&self) -> bool {
+        runs::run_of(self.id).is_some() && self.is_over()
     }
 
     pub(super) fn place_of(&self, dir: &Dir, name: &[u8]) -> Option<usize> {

@@ -197,7 +197,7 @@ impl Ahead {
         let (_, capacity) = self.buffer.ledger().dirty_and_capacity();
         let most = (self.share() * capacity as f64) as u64;
         let wanted = left.min(most).max(size);
-        let made = self.files.make_room_for_run(wanted, period_s);
+        let made = self.files.make_room_for_run(wanted, size, period_s);
         if let Some(run) = self.under_way.lock().get_mut(&id) {
             run.is_refused = !made;
         }

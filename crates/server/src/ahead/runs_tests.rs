@@ -193,6 +193,69 @@ fn a_run_that_does_not_come_leaves_first() {
 }
 
 #[test]
+fn what_was_written_over_a_guess_is_no_guess_any_more() {
+    let mut program = Program::new(Lab::new());
+    program.run(60.0);
+    program.run(120.0);
+    program.until(178.0);
+    program.wait_for("all are here", |program| {
+        program.status().guessed_bytes == ALL_BYTES
+    });
+    let rooms = program.lab.shared_rooms();
+    let file = program.dir.child(b"f0").expect("here");
+    let flags = OpenFlags(libc::O_WRONLY as u32);
+    let opened = rooms.files.open(file.ino, flags, None).expect("open").0;
+    let how = forebay_wire::WriteHow::WAITING;
+    let written = rooms.files.write(opened.handle, 0, b"new", how);
+    written.expect("write");
+    rooms.files.release(opened.handle).expect("close");
+    program.until(211.0);
+    assert_eq!(program.status().wasted_bytes, ALL_BYTES, "nobody read it");
+    assert!(!file.lock().residency.clean);
+    let candidate = rooms.catalog.apps().candidate(file.object, 1, false);
+    assert!(!candidate.outdated && candidate.accessed_at_s > 0.0);
+}
+
+#[test]
+fn nothing_leaves_a_tier_that_cannot_hold_what_comes() {
+    const MIB: u64 = 1 << 20;
+    let lab = Lab::with(|settings| settings.dram_bytes = Some(16 * MIB));
+    let rooms = lab.rooms();
+    let Ok(Node::Dir(root)) = rooms.base.ns().node(Ino::ROOT) else {
+        panic!("no root");
+    };
+    let mut others = Vec::new();
+    loop {
+        let name = format!("other{}", others.len());
+        std::fs::write(lab.pfs(&name), vec![1; MIB as usize]).expect("write");
+        let staged = rooms.files.stage_in(&root, name.as_bytes(), false, &|_| ());
+        let Ok(file) = staged else { break };
+        rooms.catalog.apps().is_unwanted(file.object);
+        others.push(file);
+    }
+    let spaces = rooms.buffer.spaces();
+    assert_eq!(spaces.len(), 2);
+    let in_small = |space: &&forebay_policy::placement::TierSpace| {
+        space.kind == forebay_policy::placement::TierKind::Dram
+    };
+    let small = spaces.iter().find(in_small).expect("memory").index as u8;
+    let is_small = |file: &&Arc<forebay_namespace::File>| file.tier().0 == small;
+    let before = others.iter().filter(is_small).count();
+    assert!(
+        before > 1 && others.len() > before,
+        "{before} of {}",
+        others.len()
+    );
+    assert!(rooms.files.make_room_for_run(24 * MIB, 24 * MIB, 60.0));
+    assert!(rooms.buffer.has_room(24 * MIB));
+    let is_here = |file: &&Arc<forebay_namespace::File>| rooms.buffer.file(file.object).is_some();
+    let left = others.iter().filter(is_small).filter(is_here).count();
+    assert_eq!(left, before);
+    // More than is anywhere.
+    assert!(!rooms.files.make_room_for_run(1 << 40, 1 << 40, 60.0));
+}
+
+#[test]
 fn files_that_change_or_go_between_runs_are_as_the_pfs_has_them() {
     let mut program = Program::new(Lab::new());
     program.run(60.0);

@@ -41,6 +41,8 @@ struct FileFacts {
     certain: bool,
     /// It was brought in for a reader who has not come, and nobody has opened it since.
     unwanted: bool,
+    /// Nobody has opened or changed it since it came.
+    untouched: bool,
     arrived_s: f32,
     accessed_s: f32,
     closed_s: f32,
@@ -142,6 +144,7 @@ impl Applications {
             version,
             certain: identity.is_certain,
             unwanted: false,
+            untouched: true,
             arrived_s: now as f32,
             accessed_s: now as f32,
             closed_s: now as f32,
@@ -162,7 +165,11 @@ impl Applications {
     /// A file was opened for writing.
     pub fn opened_for_write(&self, object: ObjectId) {
         let now = self.now_s();
-        self.inner.lock().on_version(object, |versions, version| {
+        let mut inner = self.inner.lock();
+        if let Some(facts) = inner.files.get_mut(&object) {
+            (facts.unwanted, facts.untouched) = (false, false);
+        }
+        inner.on_version(object, |versions, version| {
             versions.opened_for_write(version, now)
         });
     }
@@ -174,7 +181,8 @@ impl Applications {
         inner.is_alive(object, now);
         if let Some(facts) = inner.files.get_mut(&object) {
             let now = now as f32;
-            (facts.accessed_s, facts.unwanted) = (now, false);
+            facts.accessed_s = now;
+            (facts.unwanted, facts.untouched) = (false, false);
             if facts.closed_s > facts.opened_s {
                 facts.closed_to_open_s = mean(facts.closed_to_open_s, now - facts.closed_s);
             }
@@ -182,11 +190,19 @@ impl Applications {
         }
     }
 
-    /// Nobody comes for what it was brought in for: until somebody opens it, it leaves first.
+    /// Nobody comes for what it was brought in for: until somebody opens it, it leaves first. What
+    /// somebody has opened or changed since it came, be it only to write, is theirs, and stays.
     pub fn is_unwanted(&self, object: ObjectId) {
         if let Some(facts) = self.inner.lock().files.get_mut(&object) {
-            facts.unwanted = true;
+            facts.unwanted = facts.untouched;
         }
+    }
+
+    /// Whether a file that is outdated ([`Applications::candidate`]) is so for more than a guess.
+    pub fn is_surely_outdated(&self, object: ObjectId) -> bool {
+        let inner = self.inner.lock();
+        let facts = inner.files.get(&object);
+        facts.is_some_and(|f| f.certain || f.unwanted)
     }
 
     /// The last writer has closed a file of this series (by its hash) at this size.
@@ -599,6 +615,26 @@ mod tests {
         assert_eq!(inner.by_name.len(), inner.applications.len());
         let told = inner.forgotten.len() + inner.applications.len();
         assert_eq!(told, 10 * APPLICATIONS_MAX + 1);
+    }
+
+    #[test]
+    fn what_was_opened_or_changed_since_it_came_is_not_unwanted() {
+        let apps = applications();
+        let touch: [fn(&Applications, ObjectId); 2] =
+            [Applications::opened, Applications::opened_for_write];
+        for (n, touch) in (0..).zip(touch) {
+            let file = ObjectId(n);
+            let is_first = || apps.candidate(file, 1, false).outdated;
+            apps.arrived(file, &identity("a", Some(1)));
+            assert!(!is_first());
+            apps.is_unwanted(file);
+            assert!(is_first() && apps.is_surely_outdated(file));
+            touch(&apps, file);
+            assert!(!is_first());
+            // Who brought it in hears of who reads it, and later.
+            apps.is_unwanted(file);
+            assert!(!is_first(), "it is a program's, and perhaps new");
+        }
     }
 
     #[test]
