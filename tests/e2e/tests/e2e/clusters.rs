@@ -143,6 +143,17 @@ fn far_goes_on_elsewhere(fleet: &Fleet, far: &mut fs::File) {
     }
 }
 
+/// The mount of a node hears a moment later that its node's server is back.
+fn is_given_files_again(fleet: &Fleet) {
+    let mut probes = 0;
+    wait_until("it is given files", || {
+        probes += 1;
+        let name = format!("probe{probes}");
+        write_file(&fleet.mnt(1, &name), pattern(23, MIB));
+        is_on(fleet, &name, 1)
+    });
+}
+
 #[test]
 fn promise_8_a_node_is_emptied_while_jobs_run() {
     if needs_nodes() {
@@ -220,6 +231,7 @@ fn promise_8_a_node_is_emptied_while_jobs_run() {
         node_status(&fleet, 2, 1)["answers"] == true
     });
     order(&fleet, &["use-node", "2"]).ok();
+    is_given_files_again(&fleet);
     write_file(&fleet.mnt(1, "again"), pattern(22, MIB));
     assert!(is_on(&fleet, "again", 1));
 }

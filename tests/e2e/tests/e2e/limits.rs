@@ -225,11 +225,14 @@ fn promise_5_the_kernel_gets_no_room_beyond_a_limit() {
     wait_until("it gets more ahead of its writer", || {
         held() >= Some(4 * MIB)
     });
-    write_file(&cluster.mnt("other"), data(9, 5 * MIB));
+    // What is open is not drained, so that no room can be made of it.
+    let other = fs::File::create(cluster.mnt("other")).expect("create");
+    data(9, 5 * MIB).write(&other);
     let (second, kernels) = write(4);
     assert!(!kernels, "it would be beyond");
-    drop(second);
+    drop((second, other));
     fs::remove_file(cluster.mnt("other")).expect("unlink");
+    wait_until("its room is given back", || held() < Some(9 * MIB));
     let (third, kernels) = write(5);
     assert!(kernels, "there is room again");
     drop((first, third));
