@@ -435,6 +435,8 @@ impl Book {
         let is_of = |record: &Record| Key::of(record) == *key && record.undrained_files() > 0;
         let of_it = self.open.values_mut().find(|open| is_of(&open.record));
         if let Some(open) = of_it {
+            // The size of a file with holes is more than what was counted of it.
+            let bytes = bytes.min(open_bytes(&open.record));
             add(&mut open.record.gone_files, 1);
             add(&mut open.record.gone_bytes, bytes);
             add(&mut open.record.failed_files, 1);
@@ -552,6 +554,12 @@ fn share_of(file: &Found) -> Share {
     }
 }
 
+/// What is neither drained nor gone.
+fn open_bytes(record: &Record) -> u64 {
+    let ended = record.drained_bytes.saturating_add(record.gone_bytes);
+    record.bytes.saturating_sub(ended)
+}
+
 /// What is on record as undrained and is not among the files that still are, was drained or removed
 /// after the record was saved: it counts as drained, when is not known better than by the start.
 fn drained_unseen(record: &mut Record, still: &[Found], now_ms: u64) {
@@ -561,13 +569,8 @@ fn drained_unseen(record: &mut Record, still: &[Found], now_ms: u64) {
     }
     let sizes = still.iter().map(|file| file.bytes);
     let left_bytes = sizes.fold(0, u64::saturating_add);
-    let open_bytes = record
-        .bytes
-        .saturating_sub(record.drained_bytes.saturating_add(record.gone_bytes));
+    let drained_bytes = open_bytes(record).saturating_sub(left_bytes);
     add(&mut record.drained_files, drained);
-    add(
-        &mut record.drained_bytes,
-        open_bytes.saturating_sub(left_bytes),
-    );
+    add(&mut record.drained_bytes, drained_bytes);
     record.drained_ms = Some(now_ms);
 }

@@ -37,6 +37,9 @@ const _: () = assert!(PAGE_BYTES_MAX <= limits::MESSAGE_BYTES_MAX / 2);
 /// All of a record but the name of its application.
 const NUMBERS_BYTES_MAX: usize = 256;
 
+/// Key of a note, and that it goes.
+type Removal = (Vec<u8>, Option<Vec<u8>>);
+
 /// What is over, the oldest first: its key without the prefix, and bytes.
 #[derive(Default)]
 pub struct Index {
@@ -139,8 +142,13 @@ impl Lifecycle {
                 });
             }
         }
-        let lost = self.take_lost();
+        let (lost, notes) = self.lost_before();
         history.resume(left, &lost, found);
+        if !notes.is_empty() {
+            // What is known by the notes alone is on record before they go.
+            self.save_history();
+            self.told_history(self.ns.write_notes(&notes));
+        }
     }
 
     /// An undrained file is lost: whoever resumes the history next is to know that it was not
@@ -166,16 +174,16 @@ impl Lifecycle {
         self.told_history(self.ns.write_notes(&[(key, Some(value))]));
     }
 
-    /// What is lost since the history was resumed last.
-    fn take_lost(&self) -> Vec<(Key, u64)> {
+    /// What is lost since the history was resumed last, and what removes the notes of that.
+    fn lost_before(&self) -> (Vec<(Key, u64)>, Vec<Removal>) {
         let (mut lost, mut notes) = (Vec::new(), Vec::new());
         let read = self.ns.visit_notes(LOST, None, &mut |key, value| {
             lost.extend(postcard::from_bytes::<(Key, u64)>(value));
             notes.push((key.to_vec(), None));
             true
         });
-        self.told_history(read.and_then(|()| self.ns.write_notes(&notes)));
-        lost
+        self.told_history(read);
+        (lost, notes)
     }
 
     /// A history that cannot be saved, or read, costs nobody anything but the history: it is told

@@ -338,6 +338,20 @@ mod tests {
     use crate::rooms::Rooms;
     use crate::testing::{Lab, create_in, drain, me};
 
+    /// Checkpoints are published when they are complete.
+    fn lab() -> Lab {
+        Lab::with(|settings| {
+            settings.rules = vec![PathRule {
+                pattern: "/ckpt-{version}".into(),
+                durability: None,
+                mtbf: None,
+                group: Some(GroupMode::Complete),
+                placement: None,
+                trust: None,
+            }];
+        })
+    }
+
     /// A version with a file.
     fn write_version(rooms: &Rooms, name: &str) {
         let link = Link {
@@ -351,16 +365,7 @@ mod tests {
 
     #[test]
     fn a_link_to_a_file_of_an_older_version_does_not_complete_a_version() {
-        let lab = Lab::with(|settings| {
-            settings.rules = vec![PathRule {
-                pattern: "/ckpt-{version}".into(),
-                durability: None,
-                mtbf: None,
-                group: Some(GroupMode::Complete),
-                placement: None,
-                trust: None,
-            }];
-        });
+        let lab = lab();
         let rooms = lab.rooms();
         let link = |parent, name: &str| Link {
             parent,
@@ -404,16 +409,7 @@ mod tests {
 
     #[test]
     fn a_version_whose_files_were_never_seen_here_is_published_too() {
-        let lab = Lab::with(|settings| {
-            settings.rules = vec![PathRule {
-                pattern: "/ckpt-{version}".into(),
-                durability: None,
-                mtbf: None,
-                group: Some(GroupMode::Complete),
-                placement: None,
-                trust: None,
-            }];
-        });
+        let lab = lab();
         let rooms = lab.rooms();
         write_version(rooms, "ckpt-1");
         write_version(rooms, "ckpt-2");
