@@ -223,7 +223,15 @@ impl RemoteObject {
             Ok::<_, io::Error>(is_ours.then_some(count))
         };
         let object = self.key.object;
-        match look() {
+        // Sessions that end one after the other say nothing. A node that is away is waited for once.
+        let out_of_reach = |error: &io::Error| Errno::of(error) == OUT_OF_REACH;
+        let mut looked = look();
+        for _ in 1..TRIES {
+            if looked.as_ref().is_err_and(out_of_reach) {
+                looked = look();
+            }
+        }
+        match looked {
             Ok(Some(bytes)) => return Ok(bytes),
             Ok(None) => tracing::warn!("object {object}: somebody else appends to it as well"),
             Err(error) => tracing::warn!("object {object}: what was appended: {error}"),

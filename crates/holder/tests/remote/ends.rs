@@ -190,6 +190,25 @@ fn an_append_of_which_nobody_can_tell_is_not_done_twice() {
 }
 
 #[test]
+fn an_append_is_looked_for_over_sessions_that_end_one_after_the_other() {
+    let moves_the_end = |call: &ObjectCall| {
+        let ObjectCall::On(_, request) = call else {
+            return false;
+        };
+        matches!(request, ObjectRequest::Append | ObjectRequest::Stat)
+    };
+    let dir = tempfile::tempdir().expect("a directory");
+    let (connection, tier) = Ending::new(dir.path(), moves_the_end, Errno::ENOTCONN);
+    let object = create(&tier, 1);
+    assert_eq!(object.append(b"one").expect("append"), (3, 3));
+    // As one request is asked no more often than three times.
+    connection.end_in(1 + 4);
+    assert_eq!(object.append(b"two").expect("looked for"), (3, 6));
+    assert!(connection.has_ended());
+    assert_eq!(read(&*object), b"onetwo");
+}
+
+#[test]
 fn what_others_may_have_appended_is_not_taken_for_ours() {
     let is_append = |call: &ObjectCall| matches!(call, ObjectCall::On(_, ObjectRequest::Append));
     let dir = tempfile::tempdir().expect("a directory");
