@@ -5,9 +5,10 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use forebay_holder::{DataHost, DataServer, open_flash, open_memory};
+use forebay_holder::{BorrowedMemory, DataHost, DataServer, open_flash, open_memory};
 use forebay_server::Settings;
 use forebay_tiers::{PfsTree, Tier};
 use forebay_types::Errno;
@@ -30,6 +31,12 @@ use crate::{signals, starter};
 
 /// In the state folder: which start of a metadata server was the latest to come.
 const LATEST: &str = "forebay-latest";
+/// In the state folder: orders to lend memory.
+const ORDERS: &str = "lend-orders";
+/// Between two looks at memory while it may be needed any moment.
+const TENSE: Duration = Duration::from_millis(250);
+/// Between two looks at memory else.
+const CALM: Duration = Duration::from_secs(1);
 /// Between two looks at what the log holds back.
 const TICK: Duration = Duration::from_secs(5);
 
@@ -63,9 +70,11 @@ fn serve(
     if let Err(error) = starter::note(state, Some(command)) {
         tracing::warn!("how to start again is not noted: {}", reason(&error));
     }
-    let data = holder(own, &plan.settings)?;
+    let borrowed = borrowed(&plan.settings)?;
+    let data = holder(own, &plan.settings, borrowed.clone())?;
     let front = listen(own, data.clone())?;
-    let orders = Orders::new((cluster, server), plan, &data, events);
+    let looking = Looking::start(borrowed.clone())?;
+    let orders = Orders::new((cluster, server), plan, (&data, borrowed), events);
     let socket = SocketPath::of(state).explain(state.display(), "")?;
     let orders = Arc::new(orders);
     let control = UnixServer::start(&socket.path, orders.clone())
@@ -74,7 +83,7 @@ fn serve(
     announce(&announcement(cluster, server, plan))?;
     let why = wait(&heard, log);
     tracing::info!("stopping: {why}");
-    drop((control, web));
+    drop((control, web, looking));
     // Calls that are under way end first.
     drop(front);
     for file in [state::PID, state::SOCKET] {
@@ -103,6 +112,7 @@ fn announcement(cluster: &Cluster, server: &Server, plan: &Plan) -> String {
 fn holder(
     (cluster, _, _): (&Cluster, &Server, &Key),
     settings: &Settings,
+    borrowed: Option<Arc<BorrowedMemory>>,
 ) -> Result<Arc<DataServer>, Failure> {
     let boot = match std::env::var(BOOT_ID) {
         Ok(boot) if !boot.is_empty() => boot,
@@ -114,7 +124,7 @@ fn holder(
         metadata.flat_map(|server| server.addresses.iter().chain(&server.replication_addresses));
     let metadata: Vec<IpAddr> = addresses.map(|one| one.ip().to_canonical()).collect();
     let theirs = settings.clone();
-    let open = Box::new(move |instance| open_tiers(&theirs, instance));
+    let open = Box::new(move |instance| open_tiers(&theirs, instance, borrowed.as_deref()));
     let pfs = PfsTree::open(&settings.pfs).explain(settings.pfs.display(), "")?;
     let boot = boot.trim().to_string();
     let data = DataServer::new(boot, metadata, open, Some(pfs));
@@ -142,13 +152,23 @@ fn listen(
     )
 }
 
-fn open_tiers(settings: &Settings, instance: [u8; 16]) -> std::io::Result<Vec<Arc<dyn Tier>>> {
+fn open_tiers(
+    settings: &Settings,
+    instance: [u8; 16],
+    borrowed: Option<&BorrowedMemory>,
+) -> std::io::Result<Vec<Arc<dyn Tier>>> {
     let mut tiers: Vec<Arc<dyn Tier>> = Vec::new();
     if let Some(size) = settings.dram_bytes {
         let overrun = settings.overrun_bytes();
         // It stays mounted when this process ends: the metadata server knows what is in it.
-        let (tier, _mounted) = open_memory(&settings.state, size, overrun, instance)?;
-        tiers.push(Arc::new(tier));
+        let (tier, mounted) = open_memory(&settings.state, size, overrun, instance)?;
+        tiers.push(Arc::new(match borrowed {
+            Some(borrowed) => {
+                borrowed.is_in(mounted);
+                tier.lending(borrowed.lent_bytes())
+            }
+            None => tier,
+        }));
     }
     for ssd in &settings.ssd {
         let name = ssd.dir.display().to_string();
@@ -158,11 +178,62 @@ fn open_tiers(settings: &Settings, instance: [u8; 16]) -> std::io::Result<Vec<Ar
     Ok(tiers)
 }
 
-/// Answers `forebay status` and `forebay down`.
+/// Memory that jobs get back when they need it; `None` where its size is fixed.
+fn borrowed(settings: &Settings) -> Result<Option<Arc<BorrowedMemory>>, Failure> {
+    let (Some(lending), Some(full)) = (&settings.lending, settings.dram_bytes) else {
+        return Ok(None);
+    };
+    let orders = settings.state.join(ORDERS);
+    let source = lending.memory.0.clone();
+    let borrowed = BorrowedMemory::new(lending.bounds, source, full, orders)
+        .explain(settings.state.display(), "")?;
+    Ok(Some(Arc::new(borrowed)))
+}
+
+/// The thread that looks at memory, for as long as this lives.
+struct Looking(Option<(Sender<()>, JoinHandle<()>)>);
+
+impl Looking {
+    fn start(borrowed: Option<Arc<BorrowedMemory>>) -> Result<Looking, Failure> {
+        let Some(borrowed) = borrowed else {
+            return Ok(Looking(None));
+        };
+        let (stop, stopped) = mpsc::channel();
+        let look = move || {
+            loop {
+                let pause = match borrowed.look() {
+                    true => TENSE,
+                    false => CALM,
+                };
+                match stopped.recv_timeout(pause) {
+                    Err(RecvTimeoutError::Timeout) => {}
+                    Ok(()) | Err(RecvTimeoutError::Disconnected) => return,
+                }
+            }
+        };
+        let thread = std::thread::Builder::new().name("fb-lend".into());
+        let thread = thread.spawn(look).explain("no thread", "")?;
+        Ok(Looking(Some((stop, thread))))
+    }
+}
+
+impl Drop for Looking {
+    fn drop(&mut self) {
+        if let Some((stop, thread)) = self.0.take() {
+            drop(stop);
+            if thread.join().is_err() {
+                tracing::error!("the thread that looks at memory has panicked");
+            }
+        }
+    }
+}
+
+/// Answers `forebay status`, `forebay lend` and `forebay down`.
 struct Orders {
     status: StatusBits,
     since: Instant,
     data: Arc<DataServer>,
+    borrowed: Option<Arc<BorrowedMemory>>,
     settings: Settings,
     events: Sender<&'static str>,
 }
@@ -171,7 +242,7 @@ impl Orders {
     fn new(
         (cluster, server): (&Cluster, &Server),
         plan: &Plan,
-        data: &Arc<DataServer>,
+        (data, borrowed): (&Arc<DataServer>, Option<Arc<BorrowedMemory>>),
         events: Sender<&'static str>,
     ) -> Orders {
         let bytes = |path: &Path| path.as_os_str().as_bytes().to_vec();
@@ -204,8 +275,22 @@ impl Orders {
             status,
             since: Instant::now(),
             data: data.clone(),
+            borrowed,
             settings: settings.clone(),
             events,
+        }
+    }
+
+    fn lend(&self, name: &str, bytes: u64) -> Reply {
+        let Some(borrowed) = &self.borrowed else {
+            return Errno::EOPNOTSUPP.into();
+        };
+        match borrowed.order(name, bytes) {
+            Ok(()) => Response::Control(ControlResponse::Status(Box::new(self.status()))).into(),
+            Err(error) => {
+                tracing::error!("the order to lend memory: {error}");
+                Errno::of(&error).into()
+            }
         }
     }
 
@@ -216,6 +301,10 @@ impl Orders {
         if let Some(data) = &mut status.data_server {
             data.is_used = self.data.is_used();
         }
+        let borrowed = self.borrowed.as_ref();
+        status.lending = borrowed
+            .and_then(|borrowed| borrowed.status())
+            .map(Box::new);
         status
     }
 }
@@ -227,12 +316,17 @@ impl Service for Orders {
                 let status = Box::new(self.status());
                 Response::Control(ControlResponse::Status(status)).into()
             }
+            Request::Control(Control::Lend { bytes, name }) if peer.is_trusted() => {
+                self.lend(&name, bytes)
+            }
             Request::Control(Control::Shutdown { .. }) if peer.is_trusted() => {
                 // If nobody listens any more it is stopping already.
                 let _ = self.events.send("ordered");
                 Response::Control(ControlResponse::Stopping).into()
             }
-            Request::Control(Control::Shutdown { .. }) => Errno::EPERM.into(),
+            Request::Control(Control::Lend { .. } | Control::Shutdown { .. }) => {
+                Errno::EPERM.into()
+            }
             Request::Control(Control::Reload) => again::refused(
                 "a data server takes its settings when it starts; rules, limits and policy are the metadata server's: \
                  `forebay reload` there"

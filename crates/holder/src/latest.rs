@@ -1,12 +1,13 @@
 //! The latest start of a metadata server that has come, over restarts of the data server: one that
 //! was replaced is sent away by a data server that has just been started, too.
 
-use std::fs::{self, File};
-use std::io::{self, Write};
-use std::os::unix::fs::OpenOptionsExt;
+use std::fs;
+use std::io;
 use std::path::{Path, PathBuf};
 
 use forebay_types::Errno;
+
+use crate::kept;
 
 const HEAD: &str = "forebay latest\n";
 
@@ -69,22 +70,12 @@ impl Latest {
 }
 
 fn keep(path: &Path, known: &[From]) -> io::Result<()> {
-    let new = path.with_extension("new");
-    let mut options = fs::OpenOptions::new();
-    options.write(true).create(true).truncate(true).mode(0o600);
-    let mut file = options.custom_flags(libc::O_NOFOLLOW).open(&new)?;
     let mut text = HEAD.to_string();
     for (instance, epoch) in known {
         let instance = u128::from_be_bytes(*instance);
         text += &format!("{instance:032x} {epoch}\n");
     }
-    file.write_all(text.as_bytes())?;
-    file.sync_all()?;
-    fs::rename(&new, path)?;
-    match path.parent() {
-        Some(folder) => File::open(folder)?.sync_all(),
-        None => Ok(()),
-    }
+    kept::write(path, &text)
 }
 
 /// Whole lines only: what is cut off says nothing.

@@ -9,7 +9,9 @@ mod claim;
 mod convert;
 mod copies;
 mod failures;
+mod kept;
 mod latest;
+mod lending;
 mod local;
 mod object;
 mod redial;
@@ -21,6 +23,7 @@ mod unanswered;
 mod way;
 
 pub use claim::Claim;
+pub use lending::BorrowedMemory;
 pub use local::{SsdSetting, open_flash, open_memory};
 pub use object::RemoteObject;
 pub use redial::{Dial, Redialing};

@@ -227,9 +227,11 @@ impl Tier for RemoteTier {
             ObjectReply::Space {
                 total_bytes,
                 free_bytes,
+                lent_bytes,
             } => Ok(Space {
                 total_bytes,
                 free_bytes,
+                lent_bytes,
             }),
             _ => Err(odd()),
         }

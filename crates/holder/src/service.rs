@@ -252,6 +252,7 @@ impl DataSession {
                 ObjectReply::Space {
                     total_bytes: space.total_bytes,
                     free_bytes: space.free_bytes,
+                    lent_bytes: space.lent_bytes,
                 }
             }
             ObjectCall::Create { key, identity, how } => {

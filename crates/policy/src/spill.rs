@@ -22,6 +22,18 @@ pub fn flash_with_room(tiers: &[TierSpace], bytes: u64) -> Option<usize> {
     most_available(tiers.iter().filter(|t| t.kind == TierKind::Ssd), bytes)
 }
 
+/// Part of a memory tier that stays free where another node hands a file over to it.
+const KEPT_SHARE: u64 = 4;
+
+/// The memory that takes a file of `bytes` that another node's memory has no place for any more;
+/// `None` where none has a quarter of itself left then: it may have to give memory back, too.
+pub fn memory_with_room(tiers: &[TierSpace], bytes: u64) -> Option<usize> {
+    let memory = tiers.iter().filter(|t| t.kind == TierKind::Dram);
+    let has_much =
+        |t: &&TierSpace| t.available_bytes() >= bytes.saturating_add(t.capacity_bytes / KEPT_SHARE);
+    most_available(memory.filter(has_much), bytes)
+}
+
 /// The largest flash directory: what is clean in it makes room for a copy.
 pub fn largest_flash(tiers: &[TierSpace]) -> Option<&TierSpace> {
     let flash = tiers.iter().filter(|t| t.kind == TierKind::Ssd);
@@ -98,6 +110,18 @@ mod tests {
         let largest = largest_flash(&[tiers[0], small, tiers[1]]).map(|t| t.index);
         assert_eq!(largest, Some(2), "free or not");
         assert_eq!(largest_flash(&tiers[..1]), None);
+    }
+
+    #[test]
+    fn memory_takes_a_file_over_only_where_much_is_left() {
+        let tiers = [
+            tier(1, TierKind::Dram, 300),
+            tier(2, TierKind::Ssd, 900),
+            tier(3, TierKind::Dram, 400),
+        ];
+        assert_eq!(memory_with_room(&tiers, 150 * MIB), Some(3));
+        assert_eq!(memory_with_room(&tiers, 151 * MIB), None);
+        assert_eq!(memory_with_room(&tiers[1..2], 1), None, "flash is none");
     }
 
     #[test]

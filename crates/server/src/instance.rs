@@ -219,6 +219,7 @@ impl Instance {
             let room = &rooms.lifecycle;
             self.spawn("fb-holders", true, room, monitor::watch_holders)?;
             self.spawn("fb-space", true, room, monitor::watch_space)?;
+            self.spawn("fb-hand-over", true, room, lending::hand_over)?;
             self.spawn("fb-empty", false, room, emptying::run)?;
             self.spawn("fb-move", true, room, emptying::move_files)?;
             if rooms.lifecycle.has_replicas() {

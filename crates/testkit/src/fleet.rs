@@ -57,6 +57,8 @@ pub struct Fleet {
     state: String,
     cluster: String,
     config: String,
+    /// What the sections of the data servers say of their memory.
+    memory: String,
     log_level: Option<&'static str>,
     base: PathBuf,
     _folder: TempDir,
@@ -89,6 +91,15 @@ impl Fleet {
     #[track_caller]
     pub fn of_data_servers_with(nodes: usize, cluster: &str, config: &str) -> Fleet {
         let mut fleet = Fleet::prepare(nodes, nodes + 1, cluster, config);
+        fleet.with_data_servers(nodes);
+        fleet
+    }
+
+    /// The same; `memory` is what the data servers' sections say of their memory.
+    #[track_caller]
+    pub fn of_data_servers_in(nodes: usize, memory: &str, config: &str) -> Fleet {
+        let mut fleet = Fleet::prepare(nodes, nodes + 1, "", config);
+        fleet.memory = memory.into();
         fleet.with_data_servers(nodes);
         fleet
     }
@@ -165,6 +176,7 @@ impl Fleet {
             server_node: 0,
             state: "state".into(),
             log_level: None,
+            memory: "dram = \"64MiB\"\n".into(),
             config: config.replace("{base}", &base.display().to_string()),
             mounts: (0..=mounts).map(|_| Running(None)).collect(),
             nodes,
@@ -249,10 +261,10 @@ impl Fleet {
 
     fn data_server_section(&self, node: usize) -> String {
         let (base, id) = (self.base.display(), node + 1);
-        let addresses = self.addresses_of(node);
+        let (addresses, memory) = (self.addresses_of(node), &self.memory);
         format!(
             "[[server]]\nid = {id}\nroles = [\"data\"]\n{addresses}\
-             state = \"{base}/state{node}\"\ndram = \"64MiB\"\nssd = [\"{}:256MiB\"]\n",
+             state = \"{base}/state{node}\"\n{memory}ssd = [\"{}:256MiB\"]\n",
             self.flash(node).display()
         )
     }

@@ -20,6 +20,7 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use forebay_types::{Errno, ObjectId};
 use parking_lot::Mutex;
@@ -44,6 +45,7 @@ pub struct DirTier {
     kind: TierKind,
     dir: OwnedFd,
     capacity_bytes: Option<u64>,
+    lent_bytes: Arc<AtomicU64>,
     /// What `capacity_bytes` answers should the file system not tell any more.
     total_bytes_at_open: u64,
     is_new: bool,
@@ -59,6 +61,7 @@ fn space_of(fd: impl AsFd) -> io::Result<Space> {
     Ok(Space {
         total_bytes: stat.f_blocks.saturating_mul(stat.f_frsize),
         free_bytes: stat.f_bavail.saturating_mul(stat.f_frsize),
+        lent_bytes: 0,
     })
 }
 
@@ -115,6 +118,7 @@ impl DirTier {
             name: name.to_string(),
             kind,
             capacity_bytes: capacity,
+            lent_bytes: Arc::default(),
             total_bytes_at_open: space_of(&fd)?.total_bytes,
             is_new,
             mark: marker.tier,
@@ -132,6 +136,11 @@ impl DirTier {
             capacity_bytes: Some(capacity_bytes),
             ..self
         }
+    }
+
+    /// The same tier, of whose capacity jobs have so many bytes at a time.
+    pub fn lending(self, lent_bytes: Arc<AtomicU64>) -> DirTier {
+        DirTier { lent_bytes, ..self }
     }
 
     /// Whether this `open` found no marker and made the directory a tier: an instance that expects
@@ -217,7 +226,10 @@ impl Tier for DirTier {
     }
 
     fn space(&self) -> io::Result<Space> {
-        space_of(&self.dir)
+        Ok(Space {
+            lent_bytes: self.lent_bytes.load(Ordering::Acquire),
+            ..space_of(&self.dir)?
+        })
     }
 
     fn create(&self, id: ObjectId, identity: &Identity) -> io::Result<Arc<dyn Object>> {

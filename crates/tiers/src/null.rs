@@ -159,6 +159,7 @@ impl Tier for NullTier {
         Ok(Space {
             total_bytes: self.capacity_bytes,
             free_bytes: self.capacity_bytes,
+            lent_bytes: 0,
         })
     }
 

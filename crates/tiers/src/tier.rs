@@ -27,6 +27,8 @@ pub struct Space {
     pub total_bytes: u64,
     /// What ordinary users may still take, bytes.
     pub free_bytes: u64,
+    /// What the tier may not hold of its capacity at present, bytes: memory that jobs have.
+    pub lent_bytes: u64,
 }
 
 /// Where an object of another node is, for who is on that node.

@@ -288,6 +288,7 @@ pub enum ObjectReply {
     Space {
         total_bytes: u64,
         free_bytes: u64,
+        lent_bytes: u64,
     },
     Opened(Handle),
     Place(String),

@@ -150,6 +150,7 @@ pub fn replies() -> Vec<ObjectReply> {
         ObjectReply::Space {
             total_bytes: 1 << 40,
             free_bytes: 1 << 39,
+            lent_bytes: 1 << 38,
         },
         ObjectReply::Opened(HANDLE),
         ObjectReply::Place("/flash/lost+found/77".into()),

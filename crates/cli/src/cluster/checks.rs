@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use forebay_policy::durability::Durability;
+use forebay_policy::lending::Lending;
 use forebay_policy::links::Distribution;
 use forebay_server::{ServerStore, SsdSetting, StoreLocation, StoreSetting};
 use forebay_types::{format_duration, format_size};
@@ -17,7 +18,7 @@ use super::error::{ConfigError, Problem};
 use super::written::{Role, Section, Written, WrittenMount, WrittenServer};
 use crate::up::layers::ConfigFile;
 use crate::up::settle::TIER_BYTES_MIN;
-use crate::up::values::{Count, Folder, Rate, Size, Ssd, Switch};
+use crate::up::values::{Count, Dram, DramSize, Folder, Rate, Ssd, Switch};
 
 /// Longest name of a cluster or rack: it is part of names of files and mounts.
 pub const NAME_BYTES_MAX: usize = 64;
@@ -356,12 +357,14 @@ impl<'a> Checks<'a> {
             rack: rack.transpose()?,
             state: self.absolute(&written.state, "state")?,
             dram_bytes: self.dram(written.dram.as_ref())?,
+            borrows: self.borrows(id, written)?,
             ssd: self.ssd(&written.ssd)?,
         };
-        if server.data && server.dram_bytes.is_none() && server.ssd.is_empty() {
+        let has_memory = server.dram_bytes.is_some() || server.borrows.is_some();
+        if server.data && !has_memory && server.ssd.is_empty() {
             return Err(self.at(written.id.span(), Problem::NoTier(id)));
         }
-        if !server.data && (server.dram_bytes.is_some() || !server.ssd.is_empty()) {
+        if !server.data && (has_memory || !server.ssd.is_empty()) {
             return refuse_roles(Problem::TierWithoutData(id));
         }
         Ok(server)
@@ -423,12 +426,31 @@ impl<'a> Checks<'a> {
         Ok(all)
     }
 
-    fn dram(&self, given: Option<&Spanned<Size>>) -> Result<Option<u64>, ConfigError> {
-        let Some(given) = given else {
-            return Ok(None);
+    fn dram(&self, given: Option<&Spanned<Dram>>) -> Result<Option<u64>, ConfigError> {
+        match given.map(|given| (given.get_ref().0, given.span())) {
+            Some((DramSize::Fixed(bytes), span)) => {
+                self.tier_size(bytes, span)?;
+                Ok(Some(bytes))
+            }
+            Some((DramSize::Auto | DramSize::None, _)) | None => Ok(None),
+        }
+    }
+
+    /// The bounds are checked also beside memory of a fixed size, where they do nothing.
+    fn borrows(&self, id: u16, written: &WrittenServer) -> Result<Option<Lending>, ConfigError> {
+        let (min, max) = (&written.dram_min, &written.dram_max);
+        let share = written.dram_max_share.as_ref();
+        let unset = Lending::default();
+        let bounds = Lending {
+            min_bytes: min.as_ref().map_or(unset.min_bytes, |size| size.0),
+            max_bytes: max.as_ref().map_or(unset.max_bytes, |size| size.0),
+            max_share: share.map_or(unset.max_share, |share| share.0),
         };
-        self.tier_size(given.get_ref().0, given.span())?;
-        Ok(Some(given.get_ref().0))
+        if let Err(error) = bounds.check() {
+            return Err(self.at(written.id.span(), Problem::Lending(id, error)));
+        }
+        let auto = |dram: &Spanned<Dram>| dram.get_ref().0 == DramSize::Auto;
+        Ok(written.dram.as_ref().is_some_and(auto).then_some(bounds))
     }
 
     fn ssd(&self, given: &[Spanned<Ssd>]) -> Result<Vec<SsdSetting>, ConfigError> {

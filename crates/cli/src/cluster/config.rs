@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use forebay_policy::durability::Durability;
 use forebay_policy::holders::HolderRule;
+use forebay_policy::lending::Lending;
 use forebay_policy::links::Distribution;
 use forebay_server::{SsdSetting, StoreSetting};
 
@@ -18,7 +19,7 @@ use crate::up::given::Given;
 use crate::up::layers::{ConfigFile, Layers};
 use crate::up::limits::check_each_once;
 use crate::up::settle::{Plan, Read, settle_member};
-use crate::up::values::{Dram, DramSize, Folder, Ssd};
+use crate::up::values::{Dram, DramSize, Folder, Fraction, Size, Ssd};
 
 /// Threads of a mount: more than these only cost memory.
 const MOUNT_THREADS_MAX: usize = 64;
@@ -69,7 +70,7 @@ pub struct Cluster {
 }
 
 /// One `[[server]]`. It has at least one role.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Server {
     /// 1 to 65535.
     pub id: u16,
@@ -88,8 +89,10 @@ pub struct Server {
     pub rack: Option<String>,
     /// Its state folder; absolute.
     pub state: PathBuf,
-    /// Memory to borrow, bytes.
+    /// Memory to borrow, of a fixed size, bytes.
     pub dram_bytes: Option<u64>,
+    /// Memory to borrow, as much as jobs do without.
+    pub borrows: Option<Lending>,
     /// Flash directories; absolute.
     pub ssd: Vec<SsdSetting>,
 }
@@ -333,11 +336,15 @@ impl Cluster {
 
 /// The settings of one server as `up` takes them.
 fn given_of(shared: Given, pfs: &Path, server: &Server) -> Given {
+    let fixed = server.dram_bytes.map(|bytes| Dram(DramSize::Fixed(bytes)));
     Given {
         pfs: Some(Folder(pfs.into())),
         mount: None,
         state: Some(Folder(server.state.clone())),
-        dram: server.dram_bytes.map(|bytes| Dram(DramSize::Fixed(bytes))),
+        dram: server.borrows.map(|_| Dram(DramSize::Auto)).or(fixed),
+        dram_min: server.borrows.map(|bounds| Size(bounds.min_bytes)),
+        dram_max: server.borrows.map(|bounds| Size(bounds.max_bytes)),
+        dram_max_share: server.borrows.map(|bounds| Fraction(bounds.max_share)),
         ssd: Some(server.ssd.iter().cloned().map(Ssd).collect()),
         ..shared
     }

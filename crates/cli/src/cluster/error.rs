@@ -4,7 +4,10 @@ use std::io;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
+use forebay_policy::lending::LendingError;
+
 use crate::exit::{Failure, reason};
+use crate::up::settle::bounds_in_words;
 
 /// Why a cluster's configuration cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -116,6 +119,8 @@ pub enum Problem {
     SameAddress(SocketAddr, usize),
     #[error("server {0} has neither dram nor ssd; its data need memory or flash")]
     NoTier(u16),
+    #[error("server {0}: {error}", error = bounds_in_words(.1))]
+    Lending(u16, LendingError),
     #[error("{0} is too small for a tier; the least is {1}")]
     SmallTier(String, String),
     #[error(

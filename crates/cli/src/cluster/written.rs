@@ -6,7 +6,8 @@ use toml::Spanned;
 use crate::up::given::{Demotion, Engine, Given, History, Http, Rule, Scrub};
 use crate::up::limits::Limit;
 use crate::up::values::{
-    Count, Folder, Fraction, Level, Patience, PolicyName, Rate, Size, Span, Spread, Ssd, Switch,
+    Count, Dram, Folder, Fraction, Level, Patience, PolicyName, Rate, Size, Span, Spread, Ssd,
+    Switch,
 };
 
 /// The whole file. What [`Given`] has beside a server's own tiers is here under the same names.
@@ -69,7 +70,10 @@ pub struct WrittenServer {
     pub rack: Option<Spanned<String>>,
     pub host: Option<Spanned<String>>,
     pub state: Spanned<Folder>,
-    pub dram: Option<Spanned<Size>>,
+    pub dram: Option<Spanned<Dram>>,
+    pub dram_min: Option<Size>,
+    pub dram_max: Option<Size>,
+    pub dram_max_share: Option<Fraction>,
     #[serde(default)]
     pub ssd: Vec<Spanned<Ssd>>,
 }

@@ -283,6 +283,7 @@ fn render_data_server(bits: &StatusBits, data: &DataServerStatus) -> String {
         table.row(vec![tier.name.clone(), capacity]);
     }
     page.push_str(&table.render());
+    page.push_str(&lending::render(bits));
     page
 }
 

@@ -166,6 +166,7 @@ fn data_server_json(bits: &StatusBits, data: &DataServerStatus) -> Value {
         "uptime_s": json::seconds(bits.uptime_ms),
         "data_server": { "id": data.server, "cluster": data.cluster, "used": data.is_used },
         "tiers": bits.tiers.iter().map(tier).collect::<Value>(),
+        "lending": bits.lending.as_deref().map(lending::to_json),
     });
     if let Value::Object(facts) = facts {
         object.extend(facts);

@@ -154,27 +154,31 @@ fn bounds(
     set(&mut bounds.min_bytes, min);
     set(&mut bounds.max_bytes, max);
     set(&mut bounds.max_share, max_share);
-    let size = format_size;
-    bounds.check().map(|()| bounds).map_err(|error| {
-        Failure::fatal(match error {
-            LendingError::Share(share) => {
-                format!("up: dram_max_share is {share}; it must be more than 0 and at most 1")
-            }
-            LendingError::Bounds {
-                min_bytes,
-                max_bytes,
-            } => format!(
-                "up: dram_min ({}) is above dram_max ({})",
-                size(min_bytes),
-                size(max_bytes)
-            ),
-            LendingError::Small(bytes) => format!(
-                "up: dram_max has a size of {}; the least is {}",
-                size(bytes),
-                size(TIER_BYTES_MIN)
-            ),
-        })
-    })
+    let checked = bounds.check().map(|()| bounds);
+    checked.map_err(|error| Failure::fatal(format!("up: {}", bounds_in_words(&error))))
+}
+
+/// What is wrong with what may be borrowed, by the names of the settings.
+pub fn bounds_in_words(error: &LendingError) -> String {
+    let size = |bytes: &u64| format_size(*bytes);
+    match error {
+        LendingError::Share(share) => {
+            format!("dram_max_share is {share}; it must be more than 0 and at most 1")
+        }
+        LendingError::Bounds {
+            min_bytes,
+            max_bytes,
+        } => format!(
+            "dram_min ({}) is above dram_max ({})",
+            size(min_bytes),
+            size(max_bytes)
+        ),
+        LendingError::Small(bytes) => format!(
+            "dram_max has a size of {}; the least is {}",
+            size(bytes),
+            size(&TIER_BYTES_MIN)
+        ),
+    }
 }
 
 fn borrow(settings: &mut Settings, bounds: Lending) -> Result<(), Failure> {

@@ -10,7 +10,7 @@ use forebay_policy::holders::{
     Holder, HolderId, HolderRule, HolderTier, Home, Locality, Rack, Wanted, Writer, choose_home,
 };
 use forebay_policy::placement::{NewFile, TierSpace};
-use forebay_policy::spill::flash_with_room;
+use forebay_policy::spill::{flash_with_room, memory_with_room};
 use forebay_types::{Process, TierId};
 use forebay_wire::Peer;
 
@@ -132,6 +132,24 @@ impl Files {
     /// the node of a tier if there is one, else where the file may lie.
     pub(super) fn flash_for(&self, file: &File, near: TierId, bytes: u64) -> Option<TierId> {
         let index = self.find_near(file, near, |spaces| flash_with_room(spaces, bytes))?;
+        Some(TierId(index as u8))
+    }
+
+    /// Memory of another node that a file which has to leave that of a tier may lie in, and that
+    /// has much room.
+    pub(super) fn memory_elsewhere(&self, file: &File, from: TierId, bytes: u64) -> Option<TierId> {
+        if self.settings.holders.is_empty() {
+            return None;
+        }
+        let rule = self.catalog.holder_rule_of_file(file);
+        if rule.locality == Locality::LocalOnly {
+            return None;
+        }
+        let slot = self.buffer.tiers().get(from);
+        let here = slot.map(|slot| HolderId(slot.server));
+        let mut spaces = self.buffer.spaces();
+        spaces.retain(|space| Some(self.server_of(space)) != here && self.is_allowed(space, rule));
+        let index = memory_with_room(&spaces, bytes)?;
         Some(TierId(index as u8))
     }
 

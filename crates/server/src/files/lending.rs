@@ -4,7 +4,8 @@
 //!    placement in force.
 //! 2. What is not drained, or is open: it moves to flash, one file after the other, in the order in
 //!    which it would be drained. Reads and writes of an open file go on meanwhile
-//!    ([`changeover`](crate::files::changeover)). Where no flash has room the file is drained.
+//!    ([`changeover`](crate::files::changeover)). Where no flash of the node has room it moves to
+//!    another node, to flash or to memory that has much room. Else the file is drained.
 //! 3. What a kernel reads or writes by itself stays until it is closed. The ledger has the lower
 //!    capacity: the guard holds writers back as in a full tier. Where nothing else can make room
 //!    the file gets what the tier had if nothing were lent ([`Files::lent_back`]): it cannot go
@@ -12,6 +13,9 @@
 //!
 //! A move frees more memory than it needs: what is written to flash is flushed and leaves the page
 //! cache every few megabytes.
+//!
+//! The memory of other nodes is given back in the same way: their data servers say how much they
+//! lend, and their files move from here.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -96,13 +100,33 @@ impl Files {
 
     /// What a file in memory that cannot leave gets of what was lent, of `wish` bytes; 0 where the
     /// tier had no more if nothing were.
-    pub(super) fn lent_back(&self, wish: u64) -> u64 {
-        match (&self.settings.lending, self.settings.dram_bytes) {
-            (Some(_), Some(full)) => {
-                lent_back_bytes(full, self.buffer.ledger().held_bytes(DRAM), wish)
-            }
-            _ => 0,
+    pub(super) fn lent_back(&self, tier: TierId, wish: u64) -> u64 {
+        let full = match self.buffer.tiers().holder_of(tier) {
+            Some(_) => self.full_bytes_of_node(tier),
+            None => self
+                .settings
+                .dram_bytes
+                .filter(|_| self.settings.lending.is_some()),
+        };
+        full.map_or(0, |full| {
+            lent_back_bytes(full, self.buffer.ledger().held_bytes(tier), wish)
+        })
+    }
+
+    /// What the memory of another node holds while nothing of it is lent, bytes.
+    fn full_bytes_of_node(&self, tier: TierId) -> Option<u64> {
+        let slot = self.buffer.tiers().get(tier)?;
+        (slot.kind == TierKind::Dram).then(|| slot.tier.capacity_bytes())
+    }
+
+    /// Whether jobs have some of a tier's memory, or may have.
+    fn lends(&self, tier: TierId) -> bool {
+        if self.buffer.tiers().holder_of(tier).is_none() {
+            return tier == DRAM && self.settings.lending.is_some();
         }
+        let capacity = self.buffer.ledger().figures(tier).capacity_bytes;
+        self.full_bytes_of_node(tier)
+            .is_some_and(|full| capacity < full)
     }
 
     /// Has the memory tier's file system grow by so many bytes beyond what is held, and sets them
@@ -125,7 +149,8 @@ impl Files {
         refused: Refused,
     ) -> Result<bool, Failure> {
         let is_room = matches!(refused, Refused::Tier { .. } | Refused::DirtyCap);
-        if !is_room || self.settings.lending.is_none() {
+        let mut tiers = self.buffer.tiers().ids();
+        if !is_room || !tiers.any(|tier| self.lends(tier)) {
             return Ok(false);
         }
         let Target::Buffer { file, object, tier } = open.target.read().clone() else {
@@ -137,7 +162,15 @@ impl Files {
         let hold = || ledger.hold_beyond(file.object, tier, used, held);
         if self.buffer.tiers().kind(tier) == TierKind::Dram {
             let wish = len.next_multiple_of(SPACE_UNIT_BYTES);
-            return Ok(self.lent_back(wish) >= len && self.grow_memory(wish, hold));
+            if self.lent_back(tier, wish) < len {
+                return Ok(false);
+            }
+            if tier == DRAM {
+                return Ok(self.grow_memory(wish, hold));
+            }
+            // The tmpfs of another node has its full size always.
+            hold();
+            return Ok(true);
         }
         // The cap on undrained data is lower by what is lent; its own tier has room.
         let spaces = ledger.spaces();
@@ -156,23 +189,27 @@ impl Files {
         used.unwrap_or_else(|| self.buffer.ledger().figures(DRAM).used_bytes)
     }
 
-    /// What the memory tier has beyond its capacity, bytes.
-    pub fn owed_bytes(&self) -> u64 {
-        let capacity = self.buffer.ledger().figures(DRAM).capacity_bytes;
-        self.in_memory_bytes().saturating_sub(capacity)
+    /// What a memory tier has beyond its capacity, bytes.
+    pub fn owed_bytes(&self, tier: TierId) -> u64 {
+        let figures = self.buffer.ledger().figures(tier);
+        let used = match tier {
+            DRAM => self.in_memory_bytes(),
+            _ => figures.used_bytes,
+        };
+        used.saturating_sub(figures.capacity_bytes)
     }
 
-    /// Gives back what the memory tier has beyond its capacity, as far as it can go now.
-    pub fn give_back(&self) -> GivenBack {
+    /// Gives back what a memory tier has beyond its capacity, as far as it can go now.
+    pub fn give_back(&self, tier: TierId) -> GivenBack {
         let mut given = GivenBack {
-            dropped_bytes: self.drop_from_memory(),
+            dropped_bytes: self.drop_from_memory(tier),
             ..GivenBack::default()
         };
-        if self.owed_bytes() > 0 {
-            given.moved_bytes = self.move_from_memory();
+        if self.owed_bytes(tier) > 0 {
+            given.moved_bytes = self.move_from_memory(tier);
         }
-        if self.owed_bytes() > 0 {
-            let stays = self.what_stays();
+        if self.owed_bytes(tier) > 0 {
+            let stays = self.what_stays(tier);
             if stays.could_drain {
                 // Not before: what is being copied to the PFS does not move, and flash is nearer.
                 // Nor for what a drain does not help: who is in a hurry keeps to no plan's rates.
@@ -183,40 +220,45 @@ impl Files {
         given
     }
 
-    fn drop_from_memory(&self) -> u64 {
-        let owed = self.owed_bytes();
+    fn server_with(&self, tier: TierId) -> u16 {
+        let slot = self.buffer.tiers().get(tier);
+        slot.map_or(self.settings.server, |slot| slot.server)
+    }
+
+    fn drop_from_memory(&self, tier: TierId) -> u64 {
+        let owed = self.owed_bytes(tier);
         let mut dropped = 0;
         if owed > 0 && self.has_garbage() {
-            self.collect_garbage_of(Some(self.settings.server));
-            dropped += owed.saturating_sub(self.owed_bytes());
+            self.collect_garbage_of(Some(self.server_with(tier)));
+            dropped += owed.saturating_sub(self.owed_bytes(tier));
         }
-        if self.owed_bytes() > 0 {
-            dropped += self.buffer.drop_restart_copies(DRAM, self.owed_bytes());
+        if self.owed_bytes(tier) > 0 {
+            dropped += self.buffer.drop_restart_copies(tier, self.owed_bytes(tier));
         }
-        let owed = self.owed_bytes();
-        if owed == 0 || self.buffer.ledger().figures(DRAM).other_files == 0 {
+        let owed = self.owed_bytes(tier);
+        if owed == 0 || self.buffer.ledger().figures(tier).other_files == 0 {
             return dropped;
         }
-        let mut clean = self.clean_candidates(|state| state.residency.tier == DRAM);
+        let mut clean = self.clean_candidates(|state| state.residency.tier == tier);
         let policy = self.plan.engine().placement();
         let victims = choose_victims(policy, &mut clean, owed, self.catalog.apps().now_s());
         dropped += self.drop_clean(victims.ids);
-        self.collect_garbage_of(Some(self.settings.server));
+        self.collect_garbage_of(Some(self.server_with(tier)));
         dropped
     }
 
-    fn move_from_memory(&self) -> u64 {
+    fn move_from_memory(&self, tier: TierId) -> u64 {
         let mut moved = 0;
         // A look at all files: made again only when flash has changed by it.
         let mut clean = None;
-        for id in self.in_memory_by_order() {
-            if self.owed_bytes() == 0 || self.base.is_ending() {
+        for id in self.in_memory_by_order(tier) {
+            if self.owed_bytes(tier) == 0 || self.base.is_ending() {
                 break;
             }
             let Some(file) = self.buffer.file(ObjectId(id)) else {
                 continue;
             };
-            match self.leave_memory_for_flash(&file, &mut clean) {
+            match self.move_away(&file, tier, &mut clean) {
                 Ok(Some(bytes)) => {
                     failpoint::hit(failpoint::Point::LendMoved);
                     moved += bytes;
@@ -234,20 +276,23 @@ impl Files {
     }
 
     /// Files in memory that no round can move, and whether a drain would help.
-    fn what_stays(&self) -> Stays {
+    fn what_stays(&self, tier: TierId) -> Stays {
         let mut stays = Stays::default();
         for file in self.buffer.files() {
             let (is_here, is_deleted, by_kernel, is_dirty) = {
                 let state = file.lock();
                 let residency = &state.residency;
                 (
-                    residency.tier == DRAM,
+                    residency.tier == tier,
                     state.is_unlinked(),
                     residency.by_kernel,
                     state.is_dirty(),
                 )
             };
             if !is_here {
+                // A second copy goes when its file is drained.
+                let shadow = file.lock().residency.shadow;
+                stays.could_drain |= is_dirty && shadow.is_some_and(|(of, _)| of == tier);
                 continue;
             }
             let open = self.buffer.opens().by_ino(file.ino);
@@ -282,12 +327,12 @@ impl Files {
     }
 
     /// Files in memory, in the order in which they would be drained.
-    fn in_memory_by_order(&self) -> Vec<u64> {
+    fn in_memory_by_order(&self, tier: TierId) -> Vec<u64> {
         let is_here = |file: &Arc<File>| {
             let state = file.lock();
             let residency = &state.residency;
             let is_kernels = residency.by_kernel || state.is_unlinked();
-            residency.tier == DRAM && !state.demoting && !is_kernels
+            residency.tier == tier && !state.demoting && !is_kernels
         };
         let files: Vec<_> = self.buffer.files().into_iter().filter(is_here).collect();
         let mut candidates: Vec<_> = files
@@ -305,9 +350,10 @@ impl Files {
 
     /// Answers with what has left. `None`: it stays, for it is in use in a way that does not allow
     /// it, or there is no room.
-    fn leave_memory_for_flash(
+    fn move_away(
         &self,
         file: &Arc<File>,
+        from: TierId,
         clean: &mut Option<HashMap<usize, u64>>,
     ) -> Result<Option<u64>, Failure> {
         let open = self.buffer.opens().by_ino(file.ino);
@@ -316,10 +362,14 @@ impl Files {
             Some(open) => open.target.read().object().stat()?.allocated_bytes,
             None => self.buffer.ledger().used_bytes(file.object),
         };
-        let with_room = self.flash_for(file, DRAM, bytes);
+        let with_room = self.flash_for(file, from, bytes);
+        let with_room = with_room.or_else(|| self.memory_elsewhere(file, from, bytes));
         let must_evict = with_room.is_none();
-        let find =
-            || self.flash_with_clean(bytes, clean.get_or_insert_with(|| self.clean_by_tier()));
+        let server = self.server_with(from);
+        let find = || {
+            let clean = clean.get_or_insert_with(|| self.clean_by_tier());
+            self.flash_with_clean(server, bytes, clean)
+        };
         let Some(to) = with_room.or_else(find) else {
             if file.lock().is_dirty() {
                 self.buffer.queue().add_urgent(file.object);
@@ -364,12 +414,17 @@ impl Files {
         file.is_copy_wanted() || open.is_some_and(|open| open.unsent.is_wanted())
     }
 
-    /// Flash of this node whose clean copies, by tier, make room.
-    fn flash_with_clean(&self, bytes: u64, clean: &HashMap<usize, u64>) -> Option<TierId> {
+    /// Flash of a node whose clean copies, by tier, make room.
+    fn flash_with_clean(
+        &self,
+        server: u16,
+        bytes: u64,
+        clean: &HashMap<usize, u64>,
+    ) -> Option<TierId> {
         let mut spaces = self.buffer.spaces();
         spaces.retain(|space| {
             let slot = self.buffer.tiers().get(TierId(space.index as u8));
-            slot.is_some_and(|slot| slot.server == self.settings.server)
+            slot.is_some_and(|slot| slot.server == server)
         });
         let clean_bytes = |index| clean.get(&index).copied().unwrap_or(0);
         let index = flash_with_clean(&spaces, clean_bytes, bytes)?;
@@ -383,7 +438,9 @@ impl Files {
             .into_iter()
             .map(|(tier, bytes)| (usize::from(tier.0), bytes));
         let mut clean: HashMap<usize, u64> = copies.collect();
-        for candidate in self.clean_candidates(|state| state.residency.tier != DRAM) {
+        let tiers = self.buffer.tiers();
+        let is_on_flash = |tier| tiers.kind(tier) == TierKind::Ssd;
+        for candidate in self.clean_candidates(|state| is_on_flash(state.residency.tier)) {
             let object = ObjectId(candidate.candidate().id);
             if let Some(file) = self.buffer.file(object) {
                 let bytes = self.buffer.ledger().used_bytes(object);
@@ -395,10 +452,7 @@ impl Files {
 
     /// What a move has written so far does not stay in the page cache: that is memory, too.
     fn uncache(&self, file: &File, tier: TierId) {
-        let slot = self.buffer.tiers().get(tier);
-        let is_here = slot
-            .is_some_and(|slot| slot.server == self.settings.server && slot.kind != TierKind::Dram);
-        if !is_here {
+        if self.buffer.tiers().kind(tier) == TierKind::Dram {
             return;
         }
         // By a descriptor of its own: an error is told to whoever flushes the copy.

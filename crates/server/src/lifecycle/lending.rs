@@ -14,14 +14,14 @@ use forebay_namespace::{NsError, in_record};
 use forebay_policy::lending::{
     LendOrders, Lender, LendingError, Memory, Pool, Target, Why, tightest,
 };
-use forebay_tiers::MemoryNow;
-use forebay_types::{Errno, format_size};
+use forebay_tiers::{MemoryNow, TierKind};
+use forebay_types::{Errno, TierId, format_size};
 use forebay_wire::control::{LENDING_ORDERS_MAX, LendingOrder, LendingStatus};
 use parking_lot::{Condvar, Mutex};
 
 use crate::base::failure::Failure;
 use crate::base::settings::{LendingSetting, MemoryWay, Settings};
-use crate::buffer::tierset::DRAM;
+use crate::buffer::tierset::{DRAM, Slot};
 use crate::files::lending::{GivenBack, WaitsFor, pools_of};
 use crate::lifecycle::Lifecycle;
 
@@ -123,12 +123,12 @@ pub fn give_back(lifecycle: &Arc<Lifecycle>) {
             }
             *is_owed = false;
         }
-        if lifecycle.files.owed_bytes() == 0 {
+        if lifecycle.files.owed_bytes(DRAM) == 0 {
             continue;
         }
         let begun = Instant::now();
         let given = lifecycle.give_back_once(borrowed);
-        if lifecycle.files.owed_bytes() > 0 {
+        if lifecycle.files.owed_bytes(DRAM) > 0 {
             let took = begun.elapsed();
             let pause = if given.is_any() {
                 AGAIN
@@ -141,6 +141,40 @@ pub fn give_back(lifecycle: &Arc<Lifecycle>) {
     }
 }
 
+/// The thread that has what other nodes lend leave their memory: their data servers say how much it
+/// is. It may hang with one of them.
+pub fn hand_over(lifecycle: &Arc<Lifecycle>) {
+    let tiers = lifecycle.buffer.tiers();
+    let of_node = |(id, slot): &(TierId, &Slot)| {
+        slot.kind == TierKind::Dram && tiers.holder_of(*id).is_some()
+    };
+    let memory: Vec<_> = tiers.iter().filter(of_node).collect();
+    while !memory.is_empty() && !lifecycle.base.is_ending() {
+        let (begun, mut is_owed, mut has_given) = (Instant::now(), false, false);
+        for (id, slot) in &memory {
+            if lifecycle.files.owed_bytes(*id) == 0 || !slot.tier.is_answering() {
+                continue;
+            }
+            let given = lifecycle.files.give_back(*id);
+            if given.is_any() {
+                tracing::info!(
+                    "server {}: jobs have memory: {} dropped, {} moved",
+                    slot.server,
+                    format_size(given.dropped_bytes),
+                    format_size(given.moved_bytes)
+                );
+            }
+            has_given |= given.is_any();
+            is_owed |= lifecycle.files.owed_bytes(*id) > 0;
+        }
+        lifecycle.base.life().pause(match (is_owed, has_given) {
+            (false, _) => TENSE,
+            (true, true) => AGAIN,
+            (true, false) => TENSE.max(begun.elapsed() * SHARE_OF_TIME),
+        });
+    }
+}
+
 impl Lifecycle {
     /// Whether the memory tier borrows.
     pub fn borrows(&self) -> bool {
@@ -148,7 +182,7 @@ impl Lifecycle {
     }
 
     fn give_back_once(&self, borrowed: &Borrowed) -> GivenBack {
-        let given = self.files.give_back();
+        let given = self.files.give_back(DRAM);
         let count = |total: &AtomicU64, bytes| total.fetch_add(bytes, Ordering::Relaxed);
         count(&borrowed.dropped_bytes, given.dropped_bytes);
         count(&borrowed.moved_bytes, given.moved_bytes);
@@ -249,7 +283,7 @@ impl Lifecycle {
     }
 
     fn tell_of_debt(&self, borrowed: &Borrowed) {
-        if self.files.owed_bytes() > 0 {
+        if self.files.owed_bytes(DRAM) > 0 {
             *borrowed.owed.0.lock() = true;
             borrowed.owed.1.notify_all();
         }
@@ -351,7 +385,7 @@ impl Lifecycle {
         let Look { now, target } = deciding.last.as_ref()?;
         let figures = self.buffer.ledger().figures(DRAM);
         let load = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-        let owed_bytes = self.files.owed_bytes();
+        let owed_bytes = self.files.owed_bytes(DRAM);
         let waits = match owed_bytes {
             0 => WaitsFor::default(),
             _ => borrowed.waits.lock().clone(),

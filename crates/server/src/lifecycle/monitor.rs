@@ -10,7 +10,7 @@ use forebay_tiers::TierKind;
 use forebay_types::{Errno, TierId};
 
 use crate::buffer::holders::Holder;
-use crate::buffer::tierset::Slot;
+use crate::buffer::tierset::{DRAM, Slot};
 use crate::integrity::atrest::is_out_of_reach;
 use crate::lifecycle::Lifecycle;
 
@@ -250,10 +250,15 @@ pub fn watch_space(lifecycle: &Arc<Lifecycle>) {
 
 fn ask_space(lifecycle: &Lifecycle, id: TierId, slot: &Slot) {
     match slot.tier.space() {
-        Ok(space) => lifecycle
-            .buffer
-            .ledger()
-            .set_physical_free(id, space.free_bytes),
+        Ok(space) => {
+            let ledger = lifecycle.buffer.ledger();
+            ledger.set_physical_free(id, space.free_bytes);
+            let capacity = slot.tier.capacity_bytes().saturating_sub(space.lent_bytes);
+            let is_memory_of_node = slot.kind == TierKind::Dram && id != DRAM;
+            if is_memory_of_node && ledger.figures(id).capacity_bytes != capacity {
+                ledger.set_capacity(id, capacity);
+            }
+        }
         // The next look says more.
         Err(error) if is_out_of_reach(&error) => {}
         Err(error) => {
@@ -270,7 +275,7 @@ fn ask_space(lifecycle: &Lifecycle, id: TierId, slot: &Slot) {
 /// Memory that was borrowed beyond the tier's size goes back as soon as it is free.
 fn give_back(lifecycle: &Lifecycle) {
     let ledger = lifecycle.buffer.ledger();
-    let held = || ledger.held_bytes(crate::buffer::tierset::DRAM);
+    let held = || ledger.held_bytes(DRAM);
     if let Err(error) = lifecycle.buffer.tiers().fit_dram(held)
         && error.raw_os_error() != Some(libc::EBUSY)
     {

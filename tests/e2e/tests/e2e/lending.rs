@@ -46,7 +46,7 @@ impl Dice {
 
 /// Writes, reads, cuts and opens a file again as fsx does, and compares each read with what it
 /// should be; how many rounds there were.
-fn work(path: &Path, seed: u64, is_over: &AtomicBool, rounds: &AtomicU64) {
+pub(super) fn work(path: &Path, seed: u64, is_over: &AtomicBool, rounds: &AtomicU64) {
     let mut dice = Dice(seed);
     let mut model: Vec<u8> = Vec::new();
     let open = || {

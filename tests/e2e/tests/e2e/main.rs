@@ -30,6 +30,7 @@ mod holders;
 mod inner;
 mod kept;
 mod lending;
+mod lending_nodes;
 mod limits;
 mod locks;
 mod mappings;

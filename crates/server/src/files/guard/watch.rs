@@ -293,7 +293,7 @@ fn borrow(files: &Files, growing: &Growing<'_>, waits: bool) -> bool {
     let more_bytes = match in_memory {
         true if files.memory_has(wish) => MIN_EXTENSION_BYTES,
         true if waits => 0,
-        true => files.lent_back(MIN_EXTENSION_BYTES),
+        true => files.lent_back(growing.tier, MIN_EXTENSION_BYTES),
         false if free_bytes().is_some_and(|free| may_borrow(free, wish, tiers.overrun_bytes())) => {
             MIN_EXTENSION_BYTES
         }
