@@ -24,6 +24,7 @@ use crate::up::again;
 use crate::up::detach::Readiness;
 use crate::up::layers::BOOT_ID;
 use crate::up::log::Log;
+use crate::up::resources::may_mount;
 use crate::up::run::{tell, web};
 use crate::up::settle::Plan;
 use crate::up::{Announce, start_with, tiers};
@@ -183,6 +184,11 @@ fn borrowed(settings: &Settings) -> Result<Option<Arc<BorrowedMemory>>, Failure>
     let (Some(lending), Some(full)) = (&settings.lending, settings.dram_bytes) else {
         return Ok(None);
     };
+    if !may_mount() {
+        return Err(Failure::fatal(
+            "dram = \"auto\" of a data server needs root: only of a tmpfs of its own it knows what it holds; give dram a size",
+        ));
+    }
     let orders = settings.state.join(ORDERS);
     let source = lending.memory.0.clone();
     let borrowed = BorrowedMemory::new(lending.bounds, source, full, orders)
