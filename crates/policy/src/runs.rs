@@ -18,6 +18,7 @@
 
 mod files;
 mod pattern;
+mod room;
 
 use std::collections::HashMap;
 use std::hash::Hash;
@@ -25,6 +26,7 @@ use std::hash::Hash;
 use crate::demotion::Candidate;
 use files::Files;
 use pattern::{Guess, Pattern, WINDOW};
+pub use room::{MakeRoom, RunRoom, make_room};
 
 /// Folders that are remembered.
 pub const FOLDERS_MAX: usize = 256;

@@ -5,12 +5,14 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use forebay_policy::ahead::Reason;
+use forebay_policy::limits::Owners;
 use forebay_types::{Errno, FileKind, ObjectId};
 
 use super::Ahead;
 use super::readers::{Item, Reading};
 use crate::base::failure::Failure;
 use crate::buffer::guesses::Place;
+use crate::files::unwanted::RunRoomMade;
 
 /// Files that come in side by side: a PFS answers many at once, and small files cost answers.
 const BRINGING_MAX: usize = 8;
@@ -33,6 +35,13 @@ enum Came {
     Gone,
     /// There is no room now, or the PFS fails.
     NotNow,
+}
+
+/// A file of the PFS that may come in.
+#[derive(Clone, Copy)]
+pub(super) struct SizeOnPfs {
+    pub(super) bytes: u64,
+    pub(super) owners: Owners,
 }
 
 /// A thread that brings files in.
@@ -176,7 +185,7 @@ impl Ahead {
             Ok(None) => return Came::Gone,
             Err(failure) => return self.why_not(item, &failure),
         };
-        let Some(coming) = self.reserve(reading, size) else {
+        let Some(coming) = self.reserve(reading, size.bytes) else {
             return Came::NotNow;
         };
         // Nothing comes once it was counted what is left.
@@ -187,10 +196,17 @@ impl Ahead {
             let (files, may_evict) = (&self.files, reading.is_list());
             files.stage_in(&item.dir, &item.name, may_evict, &|_| ())
         };
-        let staged = stage().or_else(|failure| match failure.errno() {
-            Errno::ENOSPC if self.make_room_for_run(reading, size) => stage(),
-            _ => Err(failure),
-        });
+        let mut staged = stage();
+        if let Err(failure) = &staged
+            && failure.errno() == Errno::ENOSPC
+        {
+            match self.make_room_for_run(reading, item, size) {
+                RunRoomMade::Yes => staged = stage(),
+                // Those of others may come.
+                RunRoomMade::NotForOwner => return Came::Gone,
+                RunRoomMade::No => {}
+            }
+        }
         drop(change);
         match staged {
             Ok(file) => {
@@ -199,10 +215,12 @@ impl Ahead {
                     index: at,
                 };
                 let guesses = self.buffer.guesses();
-                guesses.watch(file.object, place, Some(size));
+                // It may have grown since it was looked at.
+                let bytes = file.lock().meta.size;
+                guesses.watch(file.object, place, Some(bytes));
                 drop(coming);
                 self.meet(file.object);
-                Came::Here(size)
+                Came::Here(bytes)
             }
             Err(failure) => self.why_not(item, &failure),
         }
@@ -233,12 +251,18 @@ impl Ahead {
     }
 
     /// `None`: it is no file that comes in.
-    fn size_of(&self, item: &Item) -> Result<Option<u64>, Failure> {
+    fn size_of(&self, item: &Item) -> Result<Option<SizeOnPfs>, Failure> {
         let ns = self.base.ns();
         let dir = ns.open_dir(&item.dir)?;
         let stat = ns.pfs().stat(&dir, &item.name)?;
         let stays = stat.nlink > 1 || stat.keeps_its_place() || stat.kind() != FileKind::Regular;
-        Ok((!stays).then_some(stat.size))
+        Ok((!stays).then_some(SizeOnPfs {
+            bytes: stat.size,
+            owners: Owners {
+                uid: stat.uid,
+                gid: stat.gid,
+            },
+        }))
     }
 
     /// Keeps unread guesses within their share, and lists from filling the burst buffer with what

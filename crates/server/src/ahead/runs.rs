@@ -10,11 +10,12 @@ use forebay_namespace::{Dir, DirKey};
 use forebay_policy::ahead::Reason;
 use forebay_policy::runs::{Runs, Step};
 use forebay_types::ObjectId;
-use forebay_types::limits::SPACE_UNIT_BYTES;
 use forebay_wire::control::{RunExpected, RunsStatus};
 
 use super::Ahead;
+use super::bring::SizeOnPfs;
 use super::readers::{Item, Reading};
+use crate::files::unwanted::{RunFile, RunRoomMade};
 
 /// Readings with this bit are those of a run; the others are its number.
 const RUN: u64 = 1 << 63;
@@ -172,36 +173,48 @@ impl Ahead {
     }
 
     /// Where there is no free room, what is wanted less leaves: room for the file of a run, and for
-    /// those after it. Whether there is any now.
-    pub(super) fn make_room_for_run(&self, reading: &Reading, size: u64) -> bool {
+    /// those after it that may come.
+    pub(super) fn make_room_for_run(
+        &self,
+        reading: &Reading,
+        item: &Item,
+        size: SizeOnPfs,
+    ) -> RunRoomMade {
         let Some(id) = run_of(reading.id) else {
-            return false;
+            return RunRoomMade::No;
         };
         // Who looks at all files does so for all threads.
         let _one = self.making_room.lock();
-        if self
-            .buffer
-            .has_room(size.next_multiple_of(SPACE_UNIT_BYTES))
-        {
-            return true;
-        }
         let known = {
             let under_way = self.under_way.lock();
-            let known = under_way.get(&id).filter(|run| !run.is_refused);
-            known.map(|run| (run.bytes, run.period_s))
+            let known = under_way.get(&id);
+            known.map(|run| (run.bytes, run.period_s, run.is_refused))
         };
-        let Some((bytes, period_s)) = known else {
-            return false;
+        let Some((bytes, period_s, is_refused)) = known else {
+            return RunRoomMade::No;
         };
         let left = bytes.saturating_sub(reading.bytes.load(Ordering::Relaxed));
-        let (_, capacity) = self.buffer.ledger().dirty_and_capacity();
-        let most = (self.share() * capacity as f64) as u64;
-        let wanted = left.min(most).max(size);
-        let made = self.files.make_room_for_run(wanted, size, period_s);
-        if let Some(run) = self.under_way.lock().get_mut(&id) {
-            run.is_refused = !made;
+        let made = self.files.make_room_for_run(&RunFile {
+            path: &item.dir.path_of(&item.name),
+            owners: size.owners,
+            bytes: size.bytes,
+            wanted_bytes: left.min(self.share_left_bytes()),
+            period_s,
+            may_drop: !is_refused,
+        });
+        if made == RunRoomMade::No
+            && let Some(run) = self.under_way.lock().get_mut(&id)
+        {
+            run.is_refused = true;
         }
         made
+    }
+
+    /// What guesses may still take, bytes.
+    fn share_left_bytes(&self) -> u64 {
+        let (_, capacity) = self.buffer.ledger().dirty_and_capacity();
+        let most = (self.share() * capacity as f64) as u64;
+        most.saturating_sub(self.buffer.guesses().unread_bytes())
     }
 
     /// A file has come in.

@@ -4,6 +4,7 @@
 use std::time::Duration;
 
 use forebay_namespace::Node;
+use forebay_policy::limits::{Amount, Beyond, Limit, Owner, Owners, Whose};
 use forebay_types::{Ino, OpenFlags};
 
 use super::*;
@@ -246,13 +247,24 @@ fn nothing_leaves_a_tier_that_cannot_hold_what_comes() {
         "{before} of {}",
         others.len()
     );
-    assert!(rooms.files.make_room_for_run(24 * MIB, 24 * MIB, 60.0));
+    let make_room = |bytes| {
+        let made = rooms.files.make_room_for_run(&RunFile {
+            path: b"new",
+            owners: Owners { uid: 0, gid: 0 },
+            bytes,
+            wanted_bytes: bytes,
+            period_s: 60.0,
+            may_drop: true,
+        });
+        made == RunRoomMade::Yes
+    };
+    assert!(make_room(24 * MIB));
     assert!(rooms.buffer.has_room(24 * MIB));
     let is_here = |file: &&Arc<forebay_namespace::File>| rooms.buffer.file(file.object).is_some();
     let left = others.iter().filter(is_small).filter(is_here).count();
     assert_eq!(left, before);
     // More than is anywhere.
-    assert!(!rooms.files.make_room_for_run(1 << 40, 1 << 40, 60.0));
+    assert!(!make_room(1 << 40));
 }
 
 #[test]
@@ -290,6 +302,61 @@ fn a_folder_that_is_gone_is_forgotten() {
     let learned = program.ahead().learned.lock();
     assert_eq!((learned.runs.size(), learned.dirs.len()), ((0, 0), 0));
     assert!(program.lab.rooms().base.errors().all().is_empty());
+}
+
+#[test]
+fn nothing_leaves_for_a_run_whose_owner_has_used_up_a_limit() {
+    const ALICE: u32 = 12_345;
+    if forebay_testkit::needs_root() {
+        return;
+    }
+    let mut program = Program::new(Lab::with(|settings| {
+        settings.engine.read_ahead = 1.0;
+        settings.limits = vec![Limit {
+            whose: Whose::One(Owner::User(ALICE)),
+            capacity: Some(Amount::Bytes(1)),
+            undrained: None,
+            rate_bytes_per_s: None,
+            beyond: Beyond::Wait,
+        }];
+    }));
+    let rooms = program.lab.shared_rooms();
+    let root = rooms.base.ns().root().clone();
+    let mut others = Vec::new();
+    loop {
+        let name = format!("other{}", others.len());
+        std::fs::write(program.lab.pfs(&name), vec![1; 1 << 20]).expect("write");
+        let staged = rooms.files.stage_in(&root, name.as_bytes(), false, &|_| ());
+        let Ok(file) = staged else { break };
+        rooms.catalog.apps().is_unwanted(file.object);
+        others.push(file.object);
+    }
+    let folder = program.lab.pfs("d");
+    let give = |of: std::ops::Range<u64>, to| {
+        for n in of {
+            let path = folder.join(name(n));
+            std::os::unix::fs::chown(path, Some(to), None).expect("chown");
+        }
+    };
+    give(0..FILES, ALICE);
+    let left = || {
+        let is_here = |object: &&ObjectId| rooms.buffer.file(**object).is_some();
+        others.iter().filter(is_here).count()
+    };
+    program.run(60.0);
+    program.run(120.0);
+    program.until(178.0);
+    program.wait_for("all were looked after", |program| {
+        let under_way = program.ahead().under_way.lock();
+        under_way.values().any(|run| run.reading.is_over())
+    });
+    assert_eq!((program.here().len(), left()), (0, others.len()));
+    // Those of others are not kept out by it.
+    give(3..FILES, 0);
+    program.run(180.0);
+    program.until(238.0);
+    program.wait_for("the others are here", |program| program.here() == [3, 4, 5]);
+    assert!((others.len() - 5..others.len()).contains(&left()));
 }
 
 #[test]
