@@ -9,7 +9,7 @@ use std::time::Instant;
 use forebay_namespace::{Dir, DirKey};
 use forebay_policy::ahead::Reason;
 use forebay_policy::runs::{Runs, Step};
-use forebay_types::ObjectId;
+use forebay_types::{Errno, ObjectId};
 use forebay_wire::control::{RunExpected, RunsStatus};
 
 use super::Ahead;
@@ -135,14 +135,32 @@ impl Ahead {
     fn end_run(&self, id: u64) {
         let ended = self.under_way.lock().remove(&id);
         let is_gone = |run: &UnderWay| run.reading.reader.lock().is_gone();
-        if let Some(run) = ended.filter(is_gone) {
-            let folders = run.reading.items.iter().map(|item| item.dir.key);
-            folders
-                .take(1)
-                .for_each(|key| self.learned.lock().runs.forget(key));
+        if let Some(run) = ended.filter(is_gone)
+            && let Some(item) = run.reading.items.first()
+            && self.is_gone(&item.dir)
+        {
+            self.learned.lock().runs.forget(item.dir.key);
         }
         self.end(id | RUN);
         self.give_up(id);
+    }
+
+    /// Whether a folder is gone, or another one has its name. Its files may be gone for a moment: they
+    /// are written anew, or somebody else brings them in.
+    fn is_gone(&self, dir: &Dir) -> bool {
+        if self.base.health().is_silent() {
+            return false;
+        }
+        let Some((parent, name)) = dir.place() else {
+            return false;
+        };
+        match self.base.ns().lookup(parent.ino, &name) {
+            Ok(found) => found.attr.ino != dir.ino,
+            Err(error) => {
+                tracing::debug!("{dir:?} of a run: {error}");
+                error.errno() == Errno::ENOENT
+            }
+        }
     }
 
     /// What was brought in for a run, and nobody has read, is in vain and leaves first.

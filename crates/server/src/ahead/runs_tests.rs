@@ -305,6 +305,39 @@ fn a_folder_that_is_gone_is_forgotten() {
 }
 
 #[test]
+fn a_folder_whose_files_are_gone_for_a_moment_is_not_forgotten() {
+    let mut program = Program::new(Lab::new());
+    program.run(60.0);
+    program.run(120.0);
+    let at = |n| program.lab.pfs("d").join(name(n));
+    // They are written anew just when they are looked for.
+    let content: Vec<Vec<u8>> = (0..FILES)
+        .map(|n| std::fs::read(at(n)).expect("read"))
+        .collect();
+    (0..FILES).for_each(|n| std::fs::remove_file(at(n)).expect("remove"));
+    program.until(178.0);
+    program.wait_for("all were looked for", |program| {
+        let under_way = program.ahead().under_way.lock();
+        under_way
+            .values()
+            .any(|run| run.reading.reader.lock().is_gone())
+    });
+    for (n, content) in (0..).zip(&content) {
+        let path = program.lab.pfs("d").join(name(n));
+        std::fs::write(path, content).expect("write");
+    }
+    program.run(180.0);
+    program.until(200.0);
+    let next = program.status().next;
+    assert_eq!((next.len(), next[0].period_ms), (1, 60_000));
+    // It is on trial no more.
+    program.until(238.0);
+    program.wait_for("all are here", |program| {
+        program.status().guessed_bytes == ALL_BYTES
+    });
+}
+
+#[test]
 fn nothing_leaves_for_a_run_whose_owner_has_used_up_a_limit() {
     const ALICE: u32 = 12_345;
     if forebay_testkit::needs_root() {
