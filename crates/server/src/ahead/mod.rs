@@ -12,6 +12,7 @@
 
 pub(crate) mod bring;
 pub(crate) mod readers;
+mod readings;
 mod runs;
 pub(crate) mod watch;
 
@@ -28,7 +29,8 @@ use crate::buffer::Buffer;
 use crate::catalog::Catalog;
 use crate::files::Files;
 use crate::plan::Plan;
-use readers::{Folder, Reading};
+use readers::Folder;
+use readings::Readings;
 use runs::{Learned, UnderWay};
 
 /// What is brought in ahead, and for whom.
@@ -39,7 +41,7 @@ pub struct Ahead {
     catalog: Arc<Catalog>,
     files: Arc<Files>,
     /// Programs on their way through files.
-    readings: Mutex<HashMap<u64, Arc<Reading>>>,
+    readings: Mutex<Readings>,
     /// Folders in which something was opened of late.
     folders: Mutex<HashMap<DirKey, Folder>>,
     /// Runs. No other lock is taken by who holds it.

@@ -32,7 +32,7 @@ pub struct Item {
 pub struct Reading {
     pub(super) id: u64,
     pub(super) items: Vec<Item>,
-    places: HashMap<(DirKey, Vec<u8>), usize>,
+    places: HashMap<DirKey, HashMap<Vec<u8>, usize>>,
     pub(super) reader: Mutex<Reader>,
     /// When something was opened or brought in the last time.
     pub(super) last: Mutex<Instant>,
@@ -45,10 +45,14 @@ pub struct Reading {
 
 impl Reading {
     fn new(id: u64, reason: Reason, items: Vec<Item>) -> Reading {
-        let place = |(at, item): (usize, &Item)| ((item.dir.key, item.name.clone()), at);
+        let mut places: HashMap<DirKey, HashMap<Vec<u8>, usize>> = HashMap::new();
+        for (at, item) in items.iter().enumerate() {
+            let folder = places.entry(item.dir.key).or_default();
+            folder.insert(item.name.clone(), at);
+        }
         Reading {
             id,
-            places: items.iter().enumerate().map(place).collect(),
+            places,
             reader: Mutex::new(Reader::new(reason, items.len())),
             items,
             last: Mutex::new(Instant::now()),
@@ -109,7 +113,12 @@ impl Reading {
     }
 
     pub(super) fn place_of(&self, dir: &Dir, name: &[u8]) -> Option<usize> {
-        self.places.get(&(dir.key, name.to_vec())).copied()
+        self.places.get(&dir.key)?.get(name).copied()
+    }
+
+    /// Folders of its files, each once.
+    pub(super) fn folders(&self) -> impl Iterator<Item = DirKey> {
+        self.places.keys().copied()
     }
 
     pub(super) fn opened(&self, index: usize, now_s: f64) {
@@ -213,13 +222,13 @@ impl Ahead {
                 self.buffer.guesses().watch(file.object, place, None);
             }
         }
-        self.readings.lock().insert(id, reading.clone());
+        self.readings.lock().insert(reading.clone());
         self.bring_some();
         reading
     }
 
     pub(super) fn end(&self, id: u64) {
-        self.readings.lock().remove(&id);
+        self.readings.lock().remove(id);
         self.buffer.guesses().forget(id);
     }
 

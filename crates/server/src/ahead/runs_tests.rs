@@ -495,3 +495,41 @@ fn nothing_is_learned_where_the_share_is_nothing() {
         assert_eq!(staged.is_ok(), !is_here);
     }
 }
+
+#[test]
+fn an_open_is_told_to_all_who_expect_it_and_to_nobody_who_has_ended() {
+    let program = Program::new(Lab::with(|settings| settings.engine.read_ahead = 0.0));
+    let ahead = program.ahead();
+    let ns = program.lab.rooms().base.ns();
+    let item = |dir: &Arc<Dir>, name: String| Item {
+        dir: dir.clone(),
+        name: name.into_bytes(),
+    };
+    // Names of both folders, more than once; none of them is there to be brought in.
+    let of_both = |n: u64| {
+        let all = [ns.root(), &program.dir, &program.dir];
+        let items = all.iter().map(|dir| item(dir, format!("none{n}")));
+        ahead.begin_list(items.collect())
+    };
+    let lists = [of_both(0), of_both(0), of_both(1)];
+    let open = |dir: &Arc<Dir>| {
+        let opened = crate::buffer::guesses::Opened::OnPfs {
+            dir: dir.clone(),
+            name: b"none0".to_vec(),
+            bytes: None,
+            at: Instant::now(),
+        };
+        ahead.hear([opened].into());
+        lists.each_ref().map(|list| list.progress().0)
+    };
+    assert_eq!(open(&program.dir), [1, 1, 0]);
+    assert_eq!(open(ns.root()), [2, 2, 0]);
+    assert_eq!(ahead.readings.lock().folders(), 2);
+    ahead.end_list(&lists[0]);
+    ahead.end_list(&lists[2]);
+    let of_folder = ahead.readings.lock().of_folder(program.dir.key);
+    assert_eq!(of_folder.len(), 1);
+    ahead.end_list(&lists[1]);
+    let readings = ahead.readings.lock();
+    assert_eq!((readings.len(), readings.folders()), (0, 0));
+}

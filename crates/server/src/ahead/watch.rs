@@ -84,7 +84,7 @@ impl Ahead {
 
     fn opened_on_pfs(self: &Arc<Self>, dir: &Arc<Dir>, name: &[u8]) {
         let now_s = self.now_s();
-        let readings: Vec<_> = self.readings.lock().values().cloned().collect();
+        let readings = self.readings.lock().of_folder(dir.key);
         for reading in readings {
             if let Some(index) = reading.place_of(dir, name) {
                 reading.opened(index, now_s);
