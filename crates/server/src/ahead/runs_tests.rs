@@ -218,6 +218,31 @@ fn what_was_written_over_a_guess_is_no_guess_any_more() {
 }
 
 #[test]
+fn what_was_cut_by_its_name_is_no_guess_any_more() {
+    let mut program = Program::new(Lab::new());
+    program.run(60.0);
+    program.run(120.0);
+    program.until(178.0);
+    program.wait_for("all are here", |program| {
+        program.status().guessed_bytes == ALL_BYTES
+    });
+    let rooms = program.lab.shared_rooms();
+    let file = program.dir.child(b"f0").expect("here");
+    let set = forebay_types::SetAttr {
+        size: Some(3),
+        ..Default::default()
+    };
+    let cut = rooms
+        .files
+        .setattr(file.ino, None, &set, crate::testing::me());
+    cut.expect("truncate");
+    program.until(211.0);
+    assert!(!file.lock().residency.clean);
+    let candidate = rooms.catalog.apps().candidate(file.object, 1, false);
+    assert!(!candidate.outdated && candidate.accessed_at_s > 0.0);
+}
+
+#[test]
 fn nothing_leaves_a_tier_that_cannot_hold_what_comes() {
     const MIB: u64 = 1 << 20;
     let lab = Lab::with(|settings| settings.dram_bytes = Some(16 * MIB));

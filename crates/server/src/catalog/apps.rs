@@ -119,6 +119,13 @@ impl Applications {
         });
     }
 
+    /// What a file has was changed by its name, without an open.
+    pub fn changed(&self, object: ObjectId) {
+        if let Some(facts) = self.inner.lock().files.get_mut(&object) {
+            (facts.unwanted, facts.untouched) = (false, false);
+        }
+    }
+
     /// A file was opened.
     pub fn opened(&self, object: ObjectId) {
         let now = self.now_s();
@@ -467,8 +474,11 @@ mod tests {
     #[test]
     fn what_was_opened_or_changed_since_it_came_is_not_unwanted() {
         let apps = applications();
-        let touch: [fn(&Applications, ObjectId); 2] =
-            [Applications::opened, Applications::opened_for_write];
+        let touch: [fn(&Applications, ObjectId); 3] = [
+            Applications::opened,
+            Applications::opened_for_write,
+            Applications::changed,
+        ];
         for (n, touch) in (0..).zip(touch) {
             let file = ObjectId(n);
             let is_first = || apps.candidate(file, 1, false).outdated;
