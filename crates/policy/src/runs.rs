@@ -16,6 +16,7 @@
 //! 4. Of folders, files and patterns there is a largest number. Folders without a pattern that
 //!    repeats go first, then those unread for longest.
 
+mod busy;
 mod files;
 mod pattern;
 mod room;
@@ -24,6 +25,7 @@ use std::collections::HashMap;
 use std::hash::Hash;
 
 use crate::demotion::Candidate;
+pub use busy::Busy;
 use files::Files;
 use pattern::{Guess, Pattern, WINDOW};
 pub use room::{MakeRoom, RunRoom, make_room};
@@ -476,7 +478,7 @@ impl<K: Copy + Eq + Hash> Runs<K> {
     }
 
     /// What the PFS gives, bytes per second.
-    fn rate(&self) -> f64 {
+    pub fn rate(&self) -> f64 {
         self.rate_bytes_per_s.unwrap_or(self.assumed_bytes_per_s)
     }
 

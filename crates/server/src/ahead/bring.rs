@@ -53,6 +53,22 @@ impl Drop for Bringing {
     }
 }
 
+/// A file of a reading that is taken to be brought in, from before it is chosen.
+struct Taken<'a>(&'a Reading);
+
+impl Taken<'_> {
+    fn new(reading: &Reading) -> Taken<'_> {
+        reading.in_flight.fetch_add(1, Ordering::AcqRel);
+        Taken(reading)
+    }
+}
+
+impl Drop for Taken<'_> {
+    fn drop(&mut self) {
+        self.0.in_flight.fetch_sub(1, Ordering::AcqRel);
+    }
+}
+
 /// Bytes that are on their way.
 struct Coming<'a>(&'a Ahead, u64);
 
@@ -118,6 +134,7 @@ impl Ahead {
             if reading.is_blocked() {
                 continue;
             }
+            let _taken = Taken::new(&reading);
             let next = {
                 let mut reader = reading.reader.lock();
                 match reader.take_next(self.now_s()) {
@@ -130,7 +147,9 @@ impl Ahead {
             };
             let turn = self.plan.engine().enter_staging(reading.id);
             let begun = Instant::now();
+            reading.busy.lock().begin(self.now_s());
             let came = self.bring_one(&reading, at);
+            reading.busy.lock().end(self.now_s());
             drop(turn);
             some |= !matches!(came, Came::NotNow);
             self.take_in(&reading, (at, is_passed), &came, begun.elapsed());

@@ -2,11 +2,12 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::Instant;
 
 use forebay_namespace::{Dir, DirKey};
 use forebay_policy::ahead::{self, Reader, Reason, Worth};
+use forebay_policy::runs::Busy;
 use forebay_types::FileKind;
 use parking_lot::Mutex;
 
@@ -38,6 +39,10 @@ pub struct Reading {
     pub(super) last: Mutex<Instant>,
     /// Bytes that came in.
     pub(super) bytes: AtomicU64,
+    /// Files that are taken to be brought in.
+    pub(super) in_flight: AtomicUsize,
+    /// How long they took.
+    pub(super) busy: Mutex<Busy>,
     /// There was no room: until then nothing is tried.
     pub(super) blocked_until: Mutex<Option<Instant>>,
     is_list: bool,
@@ -57,6 +62,8 @@ impl Reading {
             items,
             last: Mutex::new(Instant::now()),
             bytes: AtomicU64::new(0),
+            in_flight: AtomicUsize::new(0),
+            busy: Mutex::default(),
             blocked_until: Mutex::new(None),
             is_list: reason == Reason::List,
         }
@@ -79,6 +86,11 @@ impl Reading {
     /// Nothing more will be brought in.
     pub fn is_over(&self) -> bool {
         self.reader.lock().is_over()
+    }
+
+    /// All has come that comes.
+    pub(super) fn is_settled(&self) -> bool {
+        self.is_over() && self.in_flight.load(Ordering::Acquire) == 0
     }
 
     /// Files that were read, and bytes that came in.

@@ -38,7 +38,6 @@ pub(super) struct UnderWay {
     period_s: f64,
     /// What is wanted less is not enough.
     is_refused: bool,
-    begun: Instant,
     is_measured: bool,
 }
 
@@ -126,7 +125,6 @@ impl Ahead {
             bytes,
             period_s,
             is_refused: false,
-            begun: Instant::now(),
             is_measured: false,
         };
         self.under_way.lock().insert(id, under_way);
@@ -176,12 +174,11 @@ impl Ahead {
     fn measure_runs(&self) {
         let mut measured = Vec::new();
         for under_way in self.under_way.lock().values_mut() {
-            if !under_way.is_measured && under_way.reading.is_over() {
+            // The last ones may be on their way still when all are looked after.
+            if !under_way.is_measured && under_way.reading.is_settled() {
                 under_way.is_measured = true;
-                let last = *under_way.reading.last.lock();
-                let took = last.saturating_duration_since(under_way.begun);
                 let bytes = under_way.reading.bytes.load(Ordering::Relaxed);
-                measured.push((bytes, took.as_secs_f64()));
+                measured.push((bytes, under_way.reading.busy.lock().sum_s()));
             }
         }
         let mut learned = self.learned.lock();

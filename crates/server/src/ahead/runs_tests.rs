@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use forebay_namespace::Node;
 use forebay_policy::limits::{Amount, Beyond, Limit, Owner, Owners, Whose};
+use forebay_tiers::testing::{Effect, Operation, When};
 use forebay_types::{Ino, OpenFlags};
 
 use super::*;
@@ -557,4 +558,28 @@ fn an_open_is_told_to_all_who_expect_it_and_to_nobody_who_has_ended() {
     ahead.end_list(&lists[1]);
     let readings = ahead.readings.lock();
     assert_eq!((readings.len(), readings.folders()), (0, 0));
+}
+
+#[test]
+fn a_run_of_one_file_tells_how_fast_it_came() {
+    let (lab, flash) = Lab::with_faulty_flash();
+    let program = Program::new(lab);
+    // So that a look meets the copy.
+    let slow = Effect::Delay(Duration::from_millis(100));
+    flash.inject(Operation::Write, When::Every, slow);
+    program.read(0);
+    std::fs::write(program.lab.pfs("d").join("large"), vec![7; 2 << 20]).expect("write");
+    let ahead = program.ahead();
+    let rate = || ahead.learned.lock().runs.rate();
+    let before = rate();
+    let names = vec![b"large".to_vec()];
+    ahead.begin_run((7, program.dir.key), names, (2 << 20, 60.0));
+    let reading = ahead.under_way.lock()[&7].reading.clone();
+    program.wait_for("it is taken", |_| reading.is_over());
+    ahead.measure_runs();
+    program.wait_for("it is here", |program| {
+        program.dir.child(b"large").is_some() && reading.is_settled()
+    });
+    ahead.measure_runs();
+    assert_ne!(rate(), before);
 }
