@@ -150,11 +150,12 @@ impl Applications {
         }
     }
 
-    /// Whether a file that is outdated ([`Applications::candidate`]) is so for more than a guess.
+    /// Whether a file that is outdated ([`Applications::candidate`]) is so for more than a guess. An
+    /// old version that somebody has ordered, and not read yet, may be the one to restart from.
     pub fn is_surely_outdated(&self, object: ObjectId) -> bool {
         let inner = self.inner.lock();
         let facts = inner.files.get(&object);
-        facts.is_some_and(|f| f.certain || f.unwanted)
+        facts.is_some_and(|f| f.unwanted || (f.certain && !f.untouched))
     }
 
     /// The last writer has closed a file of this series (by its hash) at this size.
@@ -492,6 +493,21 @@ mod tests {
             apps.is_unwanted(file);
             assert!(!is_first(), "it is a program's, and perhaps new");
         }
+    }
+
+    #[test]
+    fn an_old_version_that_was_ordered_is_not_outdated_for_sure_until_it_is_read() {
+        let apps = applications();
+        let [old, new] = [1, 2].map(ObjectId);
+        apps.arrived(new, &identity("a", Some(2)));
+        apps.opened_for_write(new);
+        apps.closed(new, 0, 1, false);
+        apps.committed(new);
+        apps.arrived(old, &identity("a", Some(1)));
+        assert!(apps.candidate(old, 1, false).outdated);
+        assert!(!apps.is_surely_outdated(old));
+        apps.opened(old);
+        assert!(apps.is_surely_outdated(old));
     }
 
     #[test]
