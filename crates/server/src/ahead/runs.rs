@@ -161,11 +161,20 @@ impl Ahead {
         }
     }
 
-    /// What was brought in for a run, and nobody has read, is in vain and leaves first.
+    /// What was brought in for a run, and nobody has read, is in vain and leaves first; but for what
+    /// somebody has ordered, or another run is to find here.
     fn give_up(&self, id: u64) {
         let (objects, bytes) = self.buffer.guesses().give_up(id | RUN);
+        let is_expected = |object| {
+            let watchers = self.buffer.guesses().watchers(object);
+            let readings = self.readings.lock();
+            let mut watching = watchers.iter().filter_map(|id| readings.get(id));
+            watching.any(|reading| reading.is_list() || run_of(reading.id).is_some())
+        };
         for object in objects {
-            self.catalog.apps().is_unwanted(object);
+            if !is_expected(object) {
+                self.catalog.apps().is_unwanted(object);
+            }
         }
         self.learned.lock().runs.wasted(bytes);
     }

@@ -195,6 +195,35 @@ fn a_run_that_does_not_come_leaves_first() {
 }
 
 #[test]
+fn what_is_in_vain_for_a_run_does_not_leave_before_a_list_has_read_it() {
+    let mut program = Program::new(Lab::new());
+    program.run(60.0);
+    program.run(120.0);
+    program.until(178.0);
+    program.wait_for("all are here", |program| {
+        program.status().guessed_bytes == ALL_BYTES
+    });
+    let item = Item {
+        dir: program.dir.clone(),
+        name: b"f0".to_vec(),
+    };
+    let list = program.ahead().begin_list(vec![item]);
+    program.until(211.0);
+    assert_eq!(program.status().wasted_bytes, ALL_BYTES);
+    let rooms = program.lab.rooms();
+    let is_first = |n| {
+        let file = program.dir.child(name(n).as_bytes()).expect("here");
+        rooms
+            .catalog
+            .apps()
+            .candidate(file.object, 1, false)
+            .outdated
+    };
+    assert!(!is_first(0) && is_first(1));
+    program.ahead().end_list(&list);
+}
+
+#[test]
 fn what_was_written_over_a_guess_is_no_guess_any_more() {
     let mut program = Program::new(Lab::new());
     program.run(60.0);
