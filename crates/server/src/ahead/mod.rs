@@ -11,6 +11,7 @@
 //!    that does not come leaves first.
 
 pub(crate) mod bring;
+mod kept;
 pub(crate) mod readers;
 mod readings;
 mod runs;
@@ -29,6 +30,7 @@ use crate::buffer::Buffer;
 use crate::catalog::Catalog;
 use crate::files::Files;
 use crate::plan::Plan;
+use kept::Kept;
 use readers::Folder;
 use readings::Readings;
 use runs::{Learned, UnderWay};
@@ -46,6 +48,8 @@ pub struct Ahead {
     folders: Mutex<HashMap<DirKey, Folder>>,
     /// Runs. No other lock is taken by who holds it.
     learned: Mutex<Learned>,
+    /// What of that is on record. `learned` may be taken by who holds it.
+    kept: Mutex<Kept>,
     /// Runs that are expected or go on, by number.
     under_way: Mutex<HashMap<u64, UnderWay>>,
     /// Held by who makes room for a run.
@@ -71,6 +75,7 @@ impl Ahead {
             readings: Mutex::default(),
             folders: Mutex::default(),
             learned: Mutex::default(),
+            kept: Mutex::default(),
             under_way: Mutex::default(),
             making_room: Mutex::default(),
             next_id: AtomicU64::new(1),

@@ -25,9 +25,9 @@ const SHOWN_MAX: usize = 8;
 /// What is known of runs.
 #[derive(Default)]
 pub(super) struct Learned {
-    runs: Runs<DirKey>,
+    pub(super) runs: Runs<DirKey>,
     /// The folders that `runs` remembers.
-    dirs: HashMap<DirKey, Arc<Dir>>,
+    pub(super) dirs: HashMap<DirKey, Arc<Dir>>,
 }
 
 /// What is brought in for a run.
