@@ -60,7 +60,7 @@ struct Found {
 }
 
 impl Found {
-    /// The record of a folder; `None`: it is damaged, as where a kill came between two of its parts.
+    /// The record of a folder; `None`: it is damaged, as after a kill between two of its parts.
     fn record(parts: &BTreeMap<usize, Vec<u8>>) -> Option<FolderRecord> {
         let is_whole = parts.keys().copied().eq(0..parts.len());
         let bytes: Vec<u8> = parts.values().flatten().copied().collect();
@@ -75,8 +75,8 @@ impl Ahead {
         now.map_or(0.0, |now| now.as_secs_f64()) - self.now_s()
     }
 
-    /// Takes over what an earlier start has left, once the PFS answers: what has a folder's path may
-    /// be another one by now.
+    /// Takes over what an earlier start has left, once the PFS answers: what has a folder's path
+    /// may be another one by now.
     pub(super) fn restore_runs(&self) {
         if !self.kept.lock().is_restored && !self.base.health().is_silent() {
             self.restore_runs_at(self.zero_s(), self.now_s());

@@ -143,8 +143,8 @@ impl Ahead {
         self.give_up(id);
     }
 
-    /// Whether a folder is gone, or another one has its name. Its files may be gone for a moment: they
-    /// are written anew, or somebody else brings them in.
+    /// Whether a folder is gone, or another one has its name. Its files may be gone for a moment:
+    /// they are written anew, or somebody else brings them in.
     fn is_gone(&self, dir: &Dir) -> bool {
         if self.base.health().is_silent() {
             return false;
@@ -161,8 +161,8 @@ impl Ahead {
         }
     }
 
-    /// What was brought in for a run, and nobody has read, is in vain and leaves first; but for what
-    /// somebody has ordered, or another run is to find here.
+    /// What was brought in for a run, and nobody has read, is in vain and leaves first; but for
+    /// what somebody has ordered, or another run is to find here.
     fn give_up(&self, id: u64) {
         let (objects, bytes) = self.buffer.guesses().give_up(id | RUN);
         let is_expected = |object| {

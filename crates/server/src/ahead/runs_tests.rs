@@ -273,56 +273,6 @@ fn what_was_cut_by_its_name_is_no_guess_any_more() {
 }
 
 #[test]
-fn nothing_leaves_a_tier_that_cannot_hold_what_comes() {
-    const MIB: u64 = 1 << 20;
-    let lab = Lab::with(|settings| settings.dram_bytes = Some(16 * MIB));
-    let rooms = lab.rooms();
-    let Ok(Node::Dir(root)) = rooms.base.ns().node(Ino::ROOT) else {
-        panic!("no root");
-    };
-    let mut others = Vec::new();
-    loop {
-        let name = format!("other{}", others.len());
-        std::fs::write(lab.pfs(&name), vec![1; MIB as usize]).expect("write");
-        let staged = rooms.files.stage_in(&root, name.as_bytes(), false, &|_| ());
-        let Ok(file) = staged else { break };
-        rooms.catalog.apps().is_unwanted(file.object);
-        others.push(file);
-    }
-    let spaces = rooms.buffer.spaces();
-    assert_eq!(spaces.len(), 2);
-    let in_small = |space: &&forebay_policy::placement::TierSpace| {
-        space.kind == forebay_policy::placement::TierKind::Dram
-    };
-    let small = spaces.iter().find(in_small).expect("memory").index as u8;
-    let is_small = |file: &&Arc<forebay_namespace::File>| file.tier().0 == small;
-    let before = others.iter().filter(is_small).count();
-    assert!(
-        before > 1 && others.len() > before,
-        "{before} of {}",
-        others.len()
-    );
-    let make_room = |bytes| {
-        let made = rooms.files.make_room_for_run(&RunFile {
-            path: b"new",
-            owners: Owners { uid: 0, gid: 0 },
-            bytes,
-            wanted_bytes: bytes,
-            period_s: 60.0,
-            may_drop: true,
-        });
-        made == RunRoomMade::Yes
-    };
-    assert!(make_room(24 * MIB));
-    assert!(rooms.buffer.has_room(24 * MIB));
-    let is_here = |file: &&Arc<forebay_namespace::File>| rooms.buffer.file(file.object).is_some();
-    let left = others.iter().filter(is_small).filter(is_here).count();
-    assert_eq!(left, before);
-    // More than is anywhere.
-    assert!(!make_room(1 << 40));
-}
-
-#[test]
 fn files_that_change_or_go_between_runs_are_as_the_pfs_has_them() {
     let mut program = Program::new(Lab::new());
     program.run(60.0);
@@ -393,61 +343,6 @@ fn a_folder_whose_files_are_gone_for_a_moment_is_not_forgotten() {
 }
 
 #[test]
-fn nothing_leaves_for_a_run_whose_owner_has_used_up_a_limit() {
-    const ALICE: u32 = 12_345;
-    if forebay_testkit::needs_root() {
-        return;
-    }
-    let mut program = Program::new(Lab::with(|settings| {
-        settings.engine.read_ahead = 1.0;
-        settings.limits = vec![Limit {
-            whose: Whose::One(Owner::User(ALICE)),
-            capacity: Some(Amount::Bytes(1)),
-            undrained: None,
-            rate_bytes_per_s: None,
-            beyond: Beyond::Wait,
-        }];
-    }));
-    let rooms = program.lab.shared_rooms();
-    let root = rooms.base.ns().root().clone();
-    let mut others = Vec::new();
-    loop {
-        let name = format!("other{}", others.len());
-        std::fs::write(program.lab.pfs(&name), vec![1; 1 << 20]).expect("write");
-        let staged = rooms.files.stage_in(&root, name.as_bytes(), false, &|_| ());
-        let Ok(file) = staged else { break };
-        rooms.catalog.apps().is_unwanted(file.object);
-        others.push(file.object);
-    }
-    let folder = program.lab.pfs("d");
-    let give = |of: std::ops::Range<u64>, to| {
-        for n in of {
-            let path = folder.join(name(n));
-            std::os::unix::fs::chown(path, Some(to), None).expect("chown");
-        }
-    };
-    give(0..FILES, ALICE);
-    let left = || {
-        let is_here = |object: &&ObjectId| rooms.buffer.file(**object).is_some();
-        others.iter().filter(is_here).count()
-    };
-    program.run(60.0);
-    program.run(120.0);
-    program.until(178.0);
-    program.wait_for("all were looked after", |program| {
-        let under_way = program.ahead().under_way.lock();
-        under_way.values().any(|run| run.reading.is_over())
-    });
-    assert_eq!((program.here().len(), left()), (0, others.len()));
-    // Those of others are not kept out by it.
-    give(3..FILES, 0);
-    program.run(180.0);
-    program.until(238.0);
-    program.wait_for("the others are here", |program| program.here() == [3, 4, 5]);
-    assert!((others.len() - 5..others.len()).contains(&left()));
-}
-
-#[test]
 fn who_writes_a_file_and_reads_it_is_no_run() {
     let program = Program::new(Lab::new());
     let rooms = program.lab.rooms();
@@ -467,66 +362,6 @@ fn who_writes_a_file_and_reads_it_is_no_run() {
         let is_known = flags == libc::O_RDONLY && program.dir.child(b"f0").is_none();
         assert_eq!(ahead.learned.lock().runs.knows(program.dir.key), is_known);
     }
-}
-
-#[test]
-fn no_more_comes_than_the_share_of_guesses() {
-    let mut program = Program::new(Lab::with(|settings| {
-        settings.engine.read_ahead = 0.0001;
-    }));
-    program.run(60.0);
-    program.run(120.0);
-    program.until(178.0);
-    program.wait_for("it was tried", |program| {
-        let under_way = program.ahead().under_way.lock();
-        under_way.values().any(|run| run.reading.is_blocked())
-    });
-    assert!(program.here().is_empty());
-    program.run(180.0);
-    let status = program.status();
-    assert_eq!((status.guessed_bytes, status.wasted_bytes), (0, 0));
-}
-
-#[test]
-fn what_is_wanted_less_leaves_for_a_run_and_nothing_else_does() {
-    let mut program = Program::new(Lab::with(|settings| {
-        settings.engine.read_ahead = 1.0;
-    }));
-    let rooms = program.lab.shared_rooms();
-    // Others have taken all but a little, and have been here for no time.
-    let root = match rooms.base.ns().node(Ino::ROOT) {
-        Ok(Node::Dir(root)) => root,
-        _ => panic!("no root"),
-    };
-    let mut others = Vec::new();
-    loop {
-        let name = format!("other{}", others.len());
-        std::fs::write(program.lab.pfs(&name), vec![1; 1 << 20]).expect("write");
-        let staged = rooms.files.stage_in(&root, name.as_bytes(), false, &|_| ());
-        let Ok(file) = staged else { break };
-        others.push(file.object);
-    }
-    assert!(others.len() > 10);
-    program.run(60.0);
-    program.run(120.0);
-    program.until(178.0);
-    program.wait_for("it was refused", |program| {
-        let under_way = program.ahead().under_way.lock();
-        under_way.values().any(|run| run.is_refused)
-    });
-    program.run(180.0);
-    let is_here = |object: &&ObjectId| rooms.buffer.file(**object).is_some();
-    assert_eq!(others.iter().filter(is_here).count(), others.len());
-    // What is in vain goes for it, and no more of that than has to.
-    others
-        .iter()
-        .for_each(|other| rooms.catalog.apps().is_unwanted(*other));
-    program.until(238.0);
-    program.wait_for("all are here", |program| {
-        program.here().len() as u64 == FILES
-    });
-    let left = others.iter().filter(is_here).count();
-    assert!((others.len() - 5..others.len()).contains(&left), "{left}");
 }
 
 #[test]
@@ -613,72 +448,7 @@ fn a_run_of_one_file_tells_how_fast_it_came() {
     assert_ne!(rate(), before);
 }
 
-/// The same server after a restart, 10 s after the second run of a minute.
-fn started_again(program: &Program) -> Arc<Ahead> {
-    let next = Arc::new(Ahead::new(&program.lab.rooms().files));
-    next.restore_runs_at(ZERO_S + 130.0, 0.5);
-    next
-}
-
-const ZERO_S: f64 = 1.7e9;
-
-fn notes(program: &Program) -> Vec<(Vec<u8>, Vec<u8>)> {
-    let mut all = Vec::new();
-    let ns = program.lab.rooms().base.ns();
-    let read = ns.visit_notes(b"r/", None, &mut |key, value| {
-        all.push((key.to_vec(), value.to_vec()));
-        true
-    });
-    read.expect("read");
-    all
-}
-
-#[test]
-fn a_run_that_repeats_is_known_after_a_restart() {
-    let mut program = Program::new(Lab::new());
-    program.run(60.0);
-    program.run(120.0);
-    program.until(131.0);
-    program.ahead().save_runs_at(ZERO_S);
-    assert!(notes(&program).is_empty(), "what is on record is not known");
-    program.ahead().restore_runs();
-    program.ahead().save_runs_at(ZERO_S);
-    assert_eq!(notes(&program).len(), 1);
-    let next = started_again(&program);
-    let runs = next.runs_status_at(0.5).next;
-    assert_eq!((runs.len(), &runs[0].path[..]), (1, &b"d"[..]));
-    assert_eq!((runs[0].period_ms, runs[0].next_in_ms), (60_000, 49_500));
-    next.tend_runs(48.5);
-    assert_eq!(next.under_way.lock().len(), 1);
-    program.wait_for("all are here", |program| {
-        next.bring_some();
-        program.here().len() as u64 == FILES
-    });
-    // Its folder is another one by now.
-    std::fs::rename(program.lab.pfs("d"), program.lab.pfs("e")).expect("rename");
-    std::fs::create_dir(program.lab.pfs("d")).expect("mkdir");
-    let other = started_again(&program);
-    assert!(other.runs_status_at(0.5).next.is_empty());
-    other.save_runs_at(ZERO_S);
-    assert!(notes(&program).is_empty());
-}
-
-#[test]
-fn a_record_of_runs_that_is_damaged_is_none_and_goes() {
-    let mut program = Program::new(Lab::new());
-    program.ahead().restore_runs();
-    program.run(60.0);
-    program.run(120.0);
-    program.until(131.0);
-    program.ahead().save_runs_at(ZERO_S);
-    let (key, mut value) = notes(&program).remove(0);
-    let middle = value.len() / 2;
-    value[middle] ^= 1;
-    let ns = program.lab.rooms().base.ns();
-    let junk = (b"r/junk".to_vec(), Some(vec![1]));
-    ns.write_notes(&[(key, Some(value)), junk]).expect("write");
-    let next = started_again(&program);
-    assert!(next.runs_status_at(0.5).next.is_empty());
-    next.save_runs_at(ZERO_S);
-    assert!(notes(&program).is_empty());
-}
+#[path = "runs_kept_tests.rs"]
+mod kept;
+#[path = "runs_room_tests.rs"]
+mod room;

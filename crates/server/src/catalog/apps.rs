@@ -150,8 +150,8 @@ impl Applications {
         }
     }
 
-    /// Whether a file that is outdated ([`Applications::candidate`]) is so for more than a guess. An
-    /// old version that somebody has ordered, and not read yet, may be the one to restart from.
+    /// Whether a file that is outdated ([`Applications::candidate`]) is so for more than a guess.
+    /// An old version that somebody has ordered, and not read yet, may be the one to restart from.
     pub fn is_surely_outdated(&self, object: ObjectId) -> bool {
         let inner = self.inner.lock();
         let facts = inner.files.get(&object);

@@ -540,7 +540,7 @@ mod tests {
         assert_eq!(elsewhere("rack"), Some([3].into()));
     }
 
-    /// Copies for which others may leave, on whichever node has room: 8 MiB each, with their server.
+    /// Copies that may leave, on whichever node has room: 8 MiB each, with their server.
     fn fill(servers: &Servers) -> Vec<(Arc<File>, u16)> {
         let rooms = servers.rooms();
         let mut all = Vec::new();
