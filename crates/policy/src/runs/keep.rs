@@ -55,8 +55,8 @@ impl Folder {
 
 impl<K: Copy + Eq + Hash> Runs<K> {
     /// Folders that have changed since this was last asked, and what is to be on record of each:
-    /// patterns that repeat; none where nothing is to be kept. `zero_s`: when the clock began, seconds
-    /// since 1970.
+    /// patterns that repeat; none where nothing is to be kept. `zero_s`: when the clock began,
+    /// seconds since 1970.
     pub fn take_changes(&mut self, zero_s: f64) -> Vec<(K, Vec<PatternRecord>)> {
         let forgotten = std::mem::take(&mut self.forgotten).into_iter();
         let mut all: Vec<(K, Vec<PatternRecord>)> =
