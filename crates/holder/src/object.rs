@@ -223,7 +223,7 @@ impl RemoteObject {
             Ok::<_, io::Error>(is_ours.then_some(count))
         };
         let object = self.key.object;
-        // Sessions that end one after the other say nothing. A node that is away is waited for once.
+        // Sessions that end say nothing. A node that is away is waited for once.
         let out_of_reach = |error: &io::Error| Errno::of(error) == OUT_OF_REACH;
         let mut looked = look();
         for _ in 1..TRIES {

@@ -47,7 +47,8 @@ impl DirKey {
         }
     }
 
-    pub(crate) fn to_bytes(self) -> [u8; 24] {
+    /// As the store orders them.
+    pub fn to_bytes(self) -> [u8; 24] {
         let mut bytes = [0; 24];
         bytes[..8].copy_from_slice(&self.dev.to_be_bytes());
         bytes[8..16].copy_from_slice(&self.ino.to_be_bytes());
@@ -55,7 +56,8 @@ impl DirKey {
         bytes
     }
 
-    pub(crate) fn from_bytes(bytes: &[u8]) -> Option<DirKey> {
+    /// Of [`DirKey::to_bytes`]; `None`: too few bytes.
+    pub fn from_bytes(bytes: &[u8]) -> Option<DirKey> {
         let field = |at: usize| Some(u64::from_be_bytes(bytes.get(at..at + 8)?.try_into().ok()?));
         Some(DirKey {
             dev: field(0)?,

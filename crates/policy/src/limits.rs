@@ -190,6 +190,16 @@ impl Limits {
         own.or_else(|| self.by_owner.get(&each?))
     }
 
+    /// What these owners may still occupy, where `held` says what each of them holds, bytes.
+    /// `None`: any number.
+    pub fn left_bytes(&self, owners: Owners, held: impl Fn(Owner) -> Held) -> Option<u64> {
+        let left = owners.each().into_iter().filter_map(|owner| {
+            let most = self.of(owner)?.capacity_bytes?;
+            Some(most.saturating_sub(held(owner).bytes))
+        });
+        left.min()
+    }
+
     /// Whether a file of these owners may hold so much more, where `held` says what each of them
     /// holds. The strictest answer counts: what is refused for one is refused.
     pub fn admit(

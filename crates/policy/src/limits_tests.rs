@@ -138,3 +138,25 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn what_is_left_is_the_least_of_user_and_group() {
+    let limits = Limits::new(
+        &[
+            limit(Whose::EachUser, Amount::Bytes(10)),
+            limit(Whose::One(Owner::Group(7)), Amount::Bytes(6)),
+        ],
+        1000,
+    );
+    let held = |bytes| {
+        move |_: Owner| Held {
+            bytes,
+            undrained_bytes: 0,
+        }
+    };
+    let left = |uid, gid, bytes| limits.left_bytes(Owners { uid, gid }, held(bytes));
+    assert_eq!(left(5, 5, 3), Some(7));
+    assert_eq!(left(5, 7, 3), Some(3));
+    assert_eq!(left(5, 7, 100), Some(0));
+    assert_eq!(left(0, 0, 100), None);
+}

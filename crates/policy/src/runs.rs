@@ -16,15 +16,22 @@
 //! 4. Of folders, files and patterns there is a largest number. Folders without a pattern that
 //!    repeats go first, then those unread for longest.
 
+mod busy;
 mod files;
+mod keep;
 mod pattern;
+mod record;
+mod room;
 
 use std::collections::HashMap;
 use std::hash::Hash;
 
 use crate::demotion::Candidate;
+pub use busy::Busy;
 use files::Files;
 use pattern::{Guess, Pattern, WINDOW};
+pub use record::{FileRecord, FolderRecord, PatternRecord, RECORD_BYTES_MAX};
+pub use room::{MakeRoom, RunRoom, make_room};
 
 /// Folders that are remembered.
 pub const FOLDERS_MAX: usize = 256;
@@ -190,6 +197,9 @@ struct Folder {
     run: Option<Run>,
     patterns: Vec<Pattern>,
     last_s: f64,
+    /// Patterns have changed since they went on record.
+    is_changed: bool,
+    is_on_record: bool,
 }
 
 impl Folder {
@@ -218,6 +228,7 @@ impl Folder {
             return 0;
         };
         run.of = Some(at);
+        self.is_changed = true;
         self.patterns[at].started(run.start_s, guesses_ended)
     }
 
@@ -227,6 +238,7 @@ impl Folder {
         let Some(run) = self.run.take() else {
             return foretold;
         };
+        self.is_changed = true;
         match run.of {
             Some(at) => {
                 let pattern = &mut self.patterns[at];
@@ -278,6 +290,8 @@ pub struct Runs<K> {
     assumed_bytes_per_s: f64,
     next_id: u64,
     ended: Vec<u64>,
+    /// On record, and not remembered any more.
+    forgotten: Vec<K>,
 }
 
 impl<K> Default for Runs<K> {
@@ -290,6 +304,7 @@ impl<K> Default for Runs<K> {
             assumed_bytes_per_s: RATE_BYTES_PER_S,
             next_id: 1,
             ended: Vec::new(),
+            forgotten: Vec::new(),
         }
     }
 }
@@ -346,6 +361,7 @@ impl<K: Copy + Eq + Hash> Runs<K> {
                 if folder.patterns[at].is_late(now_s) {
                     let has_begun = folder.may_have_begun(at);
                     folder.patterns[at].look_whether_missed(now_s, has_begun, &mut self.ended);
+                    folder.is_changed |= folder.patterns[at].guess.is_none();
                 }
             }
             files += folder.files();
@@ -474,7 +490,7 @@ impl<K: Copy + Eq + Hash> Runs<K> {
     }
 
     /// What the PFS gives, bytes per second.
-    fn rate(&self) -> f64 {
+    pub fn rate(&self) -> f64 {
         self.rate_bytes_per_s.unwrap_or(self.assumed_bytes_per_s)
     }
 
@@ -497,6 +513,7 @@ impl<K: Copy + Eq + Hash> Runs<K> {
     pub fn forget(&mut self, folder: K) {
         if let Some(gone) = self.folders.remove(&folder) {
             self.files = self.files.saturating_sub(gone.files());
+            self.forgotten.extend(gone.is_on_record.then_some(folder));
             let ids = gone.patterns.iter().flat_map(Pattern::guess_ids);
             self.ended.extend(ids);
         }

@@ -485,6 +485,7 @@ impl Instance {
             tracing::warn!("what was learned is not kept: {error}");
         }
         rooms.lifecycle.save_history();
+        rooms.ahead.save_runs();
         if let Err(failure) = rooms.files.forget_removed() {
             tracing::warn!("removed objects stay on record: {failure}");
         }

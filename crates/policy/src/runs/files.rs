@@ -42,17 +42,18 @@ impl Files {
 
     /// One more; whether it is new.
     pub fn add(&mut self, name: &[u8], bytes: u64) -> bool {
+        self.put(name, bytes, 1)
+    }
+
+    /// The same of one that so many runs in a row had.
+    pub fn put(&mut self, name: &[u8], bytes: u64, runs: u32) -> bool {
         if self.has(name) {
             return false;
         }
         let name: Arc<[u8]> = name.into();
         self.places.insert(name.clone(), self.list.len() as u32);
         self.bytes = self.bytes.saturating_add(weight(bytes));
-        self.list.push(Known {
-            name,
-            bytes,
-            runs: 1,
-        });
+        self.list.push(Known { name, bytes, runs });
         true
     }
 
@@ -93,6 +94,12 @@ impl Files {
     pub fn common(&self, before: &Files) -> Vec<(&[u8], u64)> {
         let both = self.list.iter().filter(|known| before.has(&known.name));
         both.map(|known| (&*known.name, known.bytes)).collect()
+    }
+
+    /// All, with bytes and runs in a row.
+    pub fn iter(&self) -> impl Iterator<Item = (&[u8], u64, u32)> {
+        let all = self.list.iter();
+        all.map(|known| (&*known.name, known.bytes, known.runs))
     }
 
     /// Those that two runs in a row had.

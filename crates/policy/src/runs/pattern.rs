@@ -3,14 +3,14 @@
 use super::files::Files;
 
 /// Gaps that are remembered.
-const GAPS_MAX: usize = 7;
+pub const GAPS_MAX: usize = 7;
 /// How far a gap may be from the period, as a share of it.
 const SPREAD: f64 = 0.25;
 /// A run that is later than this share of the period does not come.
 pub const WINDOW: f64 = 0.5;
 /// Shortest and longest period, seconds.
-const PERIOD_MIN_S: f64 = 2.0;
-const PERIOD_MAX_S: f64 = 8.0 * 86_400.0;
+pub const PERIOD_MIN_S: f64 = 2.0;
+pub const PERIOD_MAX_S: f64 = 8.0 * 86_400.0;
 
 /// A run that was foretold.
 #[derive(Debug)]
@@ -47,13 +47,13 @@ pub struct Pattern {
     pub files: Files,
     pub last_start_s: f64,
     /// The last ones that agree, the newest at the end.
-    gaps_s: Vec<f64>,
+    pub(super) gaps_s: Vec<f64>,
     /// Gaps in a row that agree with those before them.
-    agreed: u32,
+    pub(super) agreed: u32,
     /// A guess was in vain since one was right.
-    is_doubted: bool,
+    pub(super) is_doubted: bool,
     /// The last gap was none of them.
-    was_odd: bool,
+    pub(super) was_odd: bool,
     /// For the next run.
     pub guess: Option<Guess>,
     /// For the one that goes on.

@@ -59,6 +59,8 @@ mod label;
 mod number;
 mod text;
 
+pub(crate) use text::hash as hash_of;
+
 use label::{Label, VersionRank};
 use number::{Number, numbers};
 use text::BoundedText;

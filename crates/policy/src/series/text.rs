@@ -16,7 +16,7 @@ fn hash_more(hash: u64, bytes: &[u8]) -> u64 {
 }
 
 /// FNV-1a, 64 bits.
-pub(super) fn hash(bytes: &[u8]) -> u64 {
+pub(crate) fn hash(bytes: &[u8]) -> u64 {
     hash_more(FNV_OFFSET, bytes)
 }
 

@@ -5,12 +5,14 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use forebay_policy::ahead::Reason;
+use forebay_policy::limits::Owners;
 use forebay_types::{Errno, FileKind, ObjectId};
 
 use super::Ahead;
 use super::readers::{Item, Reading};
 use crate::base::failure::Failure;
 use crate::buffer::guesses::Place;
+use crate::files::unwanted::RunRoomMade;
 
 /// Files that come in side by side: a PFS answers many at once, and small files cost answers.
 const BRINGING_MAX: usize = 8;
@@ -35,12 +37,35 @@ enum Came {
     NotNow,
 }
 
+/// A file of the PFS that may come in.
+#[derive(Clone, Copy)]
+pub(super) struct SizeOnPfs {
+    pub(super) bytes: u64,
+    pub(super) owners: Owners,
+}
+
 /// A thread that brings files in.
 struct Bringing(Arc<Ahead>);
 
 impl Drop for Bringing {
     fn drop(&mut self) {
         self.0.bringing.fetch_sub(1, Ordering::AcqRel);
+    }
+}
+
+/// A file of a reading that is taken to be brought in, from before it is chosen.
+struct Taken<'a>(&'a Reading);
+
+impl Taken<'_> {
+    fn new(reading: &Reading) -> Taken<'_> {
+        reading.in_flight.fetch_add(1, Ordering::AcqRel);
+        Taken(reading)
+    }
+}
+
+impl Drop for Taken<'_> {
+    fn drop(&mut self) {
+        self.0.in_flight.fetch_sub(1, Ordering::AcqRel);
     }
 }
 
@@ -109,6 +134,7 @@ impl Ahead {
             if reading.is_blocked() {
                 continue;
             }
+            let _taken = Taken::new(&reading);
             let next = {
                 let mut reader = reading.reader.lock();
                 match reader.take_next(self.now_s()) {
@@ -121,7 +147,9 @@ impl Ahead {
             };
             let turn = self.plan.engine().enter_staging(reading.id);
             let begun = Instant::now();
+            reading.busy.lock().begin(self.now_s());
             let came = self.bring_one(&reading, at);
+            reading.busy.lock().end(self.now_s());
             drop(turn);
             some |= !matches!(came, Came::NotNow);
             self.take_in(&reading, (at, is_passed), &came, begun.elapsed());
@@ -176,7 +204,7 @@ impl Ahead {
             Ok(None) => return Came::Gone,
             Err(failure) => return self.why_not(item, &failure),
         };
-        let Some(coming) = self.reserve(reading, size) else {
+        let Some(coming) = self.reserve(reading, size.bytes) else {
             return Came::NotNow;
         };
         // Nothing comes once it was counted what is left.
@@ -187,10 +215,17 @@ impl Ahead {
             let (files, may_evict) = (&self.files, reading.is_list());
             files.stage_in(&item.dir, &item.name, may_evict, &|_| ())
         };
-        let staged = stage().or_else(|failure| match failure.errno() {
-            Errno::ENOSPC if self.make_room_for_run(reading, size) => stage(),
-            _ => Err(failure),
-        });
+        let mut staged = stage();
+        if let Err(failure) = &staged
+            && failure.errno() == Errno::ENOSPC
+        {
+            match self.make_room_for_run(reading, item, size) {
+                RunRoomMade::Yes => staged = stage(),
+                // Those of others may come.
+                RunRoomMade::NotForOwner => return Came::Gone,
+                RunRoomMade::No => {}
+            }
+        }
         drop(change);
         match staged {
             Ok(file) => {
@@ -199,10 +234,12 @@ impl Ahead {
                     index: at,
                 };
                 let guesses = self.buffer.guesses();
-                guesses.watch(file.object, place, Some(size));
+                // It may have grown since it was looked at.
+                let bytes = file.lock().meta.size;
+                guesses.watch(file.object, place, Some(bytes));
                 drop(coming);
                 self.meet(file.object);
-                Came::Here(size)
+                Came::Here(bytes)
             }
             Err(failure) => self.why_not(item, &failure),
         }
@@ -233,12 +270,18 @@ impl Ahead {
     }
 
     /// `None`: it is no file that comes in.
-    fn size_of(&self, item: &Item) -> Result<Option<u64>, Failure> {
+    fn size_of(&self, item: &Item) -> Result<Option<SizeOnPfs>, Failure> {
         let ns = self.base.ns();
         let dir = ns.open_dir(&item.dir)?;
         let stat = ns.pfs().stat(&dir, &item.name)?;
         let stays = stat.nlink > 1 || stat.keeps_its_place() || stat.kind() != FileKind::Regular;
-        Ok((!stays).then_some(stat.size))
+        Ok((!stays).then_some(SizeOnPfs {
+            bytes: stat.size,
+            owners: Owners {
+                uid: stat.uid,
+                gid: stat.gid,
+            },
+        }))
     }
 
     /// Keeps unread guesses within their share, and lists from filling the burst buffer with what

@@ -11,7 +11,9 @@
 //!    that does not come leaves first.
 
 pub(crate) mod bring;
+mod kept;
 pub(crate) mod readers;
+mod readings;
 mod runs;
 pub(crate) mod watch;
 
@@ -28,7 +30,9 @@ use crate::buffer::Buffer;
 use crate::catalog::Catalog;
 use crate::files::Files;
 use crate::plan::Plan;
-use readers::{Folder, Reading};
+use kept::Kept;
+use readers::Folder;
+use readings::Readings;
 use runs::{Learned, UnderWay};
 
 /// What is brought in ahead, and for whom.
@@ -39,11 +43,13 @@ pub struct Ahead {
     catalog: Arc<Catalog>,
     files: Arc<Files>,
     /// Programs on their way through files.
-    readings: Mutex<HashMap<u64, Arc<Reading>>>,
+    readings: Mutex<Readings>,
     /// Folders in which something was opened of late.
     folders: Mutex<HashMap<DirKey, Folder>>,
     /// Runs. No other lock is taken by who holds it.
     learned: Mutex<Learned>,
+    /// What of that is on record. `learned` may be taken by who holds it.
+    kept: Mutex<Kept>,
     /// Runs that are expected or go on, by number.
     under_way: Mutex<HashMap<u64, UnderWay>>,
     /// Held by who makes room for a run.
@@ -69,6 +75,7 @@ impl Ahead {
             readings: Mutex::default(),
             folders: Mutex::default(),
             learned: Mutex::default(),
+            kept: Mutex::default(),
             under_way: Mutex::default(),
             making_room: Mutex::default(),
             next_id: AtomicU64::new(1),

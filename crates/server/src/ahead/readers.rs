@@ -2,11 +2,12 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::Instant;
 
 use forebay_namespace::{Dir, DirKey};
 use forebay_policy::ahead::{self, Reader, Reason, Worth};
+use forebay_policy::runs::Busy;
 use forebay_types::FileKind;
 use parking_lot::Mutex;
 
@@ -32,12 +33,16 @@ pub struct Item {
 pub struct Reading {
     pub(super) id: u64,
     pub(super) items: Vec<Item>,
-    places: HashMap<(DirKey, Vec<u8>), usize>,
+    places: HashMap<DirKey, HashMap<Vec<u8>, usize>>,
     pub(super) reader: Mutex<Reader>,
     /// When something was opened or brought in the last time.
     pub(super) last: Mutex<Instant>,
     /// Bytes that came in.
     pub(super) bytes: AtomicU64,
+    /// Files that are taken to be brought in.
+    pub(super) in_flight: AtomicUsize,
+    /// How long they took.
+    pub(super) busy: Mutex<Busy>,
     /// There was no room: until then nothing is tried.
     pub(super) blocked_until: Mutex<Option<Instant>>,
     is_list: bool,
@@ -45,14 +50,20 @@ pub struct Reading {
 
 impl Reading {
     fn new(id: u64, reason: Reason, items: Vec<Item>) -> Reading {
-        let place = |(at, item): (usize, &Item)| ((item.dir.key, item.name.clone()), at);
+        let mut places: HashMap<DirKey, HashMap<Vec<u8>, usize>> = HashMap::new();
+        for (at, item) in items.iter().enumerate() {
+            let folder = places.entry(item.dir.key).or_default();
+            folder.insert(item.name.clone(), at);
+        }
         Reading {
             id,
-            places: items.iter().enumerate().map(place).collect(),
+            places,
             reader: Mutex::new(Reader::new(reason, items.len())),
             items,
             last: Mutex::new(Instant::now()),
             bytes: AtomicU64::new(0),
+            in_flight: AtomicUsize::new(0),
+            busy: Mutex::default(),
             blocked_until: Mutex::new(None),
             is_list: reason == Reason::List,
         }
@@ -75,6 +86,11 @@ impl Reading {
     /// Nothing more will be brought in.
     pub fn is_over(&self) -> bool {
         self.reader.lock().is_over()
+    }
+
+    /// All has come that comes.
+    pub(super) fn is_settled(&self) -> bool {
+        self.is_over() && self.in_flight.load(Ordering::Acquire) == 0
     }
 
     /// Files that were read, and bytes that came in.
@@ -109,7 +125,12 @@ impl Reading {
     }
 
     pub(super) fn place_of(&self, dir: &Dir, name: &[u8]) -> Option<usize> {
-        self.places.get(&(dir.key, name.to_vec())).copied()
+        self.places.get(&dir.key)?.get(name).copied()
+    }
+
+    /// Folders of its files, each once.
+    pub(super) fn folders(&self) -> impl Iterator<Item = DirKey> {
+        self.places.keys().copied()
     }
 
     pub(super) fn opened(&self, index: usize, now_s: f64) {
@@ -213,13 +234,13 @@ impl Ahead {
                 self.buffer.guesses().watch(file.object, place, None);
             }
         }
-        self.readings.lock().insert(id, reading.clone());
+        self.readings.lock().insert(reading.clone());
         self.bring_some();
         reading
     }
 
     pub(super) fn end(&self, id: u64) {
-        self.readings.lock().remove(&id);
+        self.readings.lock().remove(id);
         self.buffer.guesses().forget(id);
     }
 

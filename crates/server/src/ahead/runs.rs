@@ -9,12 +9,13 @@ use std::time::Instant;
 use forebay_namespace::{Dir, DirKey};
 use forebay_policy::ahead::Reason;
 use forebay_policy::runs::{Runs, Step};
-use forebay_types::ObjectId;
-use forebay_types::limits::SPACE_UNIT_BYTES;
+use forebay_types::{Errno, ObjectId};
 use forebay_wire::control::{RunExpected, RunsStatus};
 
 use super::Ahead;
+use super::bring::SizeOnPfs;
 use super::readers::{Item, Reading};
+use crate::files::unwanted::{RunFile, RunRoomMade};
 
 /// Readings with this bit are those of a run; the others are its number.
 const RUN: u64 = 1 << 63;
@@ -24,9 +25,9 @@ const SHOWN_MAX: usize = 8;
 /// What is known of runs.
 #[derive(Default)]
 pub(super) struct Learned {
-    runs: Runs<DirKey>,
+    pub(super) runs: Runs<DirKey>,
     /// The folders that `runs` remembers.
-    dirs: HashMap<DirKey, Arc<Dir>>,
+    pub(super) dirs: HashMap<DirKey, Arc<Dir>>,
 }
 
 /// What is brought in for a run.
@@ -37,7 +38,6 @@ pub(super) struct UnderWay {
     period_s: f64,
     /// What is wanted less is not enough.
     is_refused: bool,
-    begun: Instant,
     is_measured: bool,
 }
 
@@ -125,7 +125,6 @@ impl Ahead {
             bytes,
             period_s,
             is_refused: false,
-            begun: Instant::now(),
             is_measured: false,
         };
         self.under_way.lock().insert(id, under_way);
@@ -134,21 +133,48 @@ impl Ahead {
     fn end_run(&self, id: u64) {
         let ended = self.under_way.lock().remove(&id);
         let is_gone = |run: &UnderWay| run.reading.reader.lock().is_gone();
-        if let Some(run) = ended.filter(is_gone) {
-            let folders = run.reading.items.iter().map(|item| item.dir.key);
-            folders
-                .take(1)
-                .for_each(|key| self.learned.lock().runs.forget(key));
+        if let Some(run) = ended.filter(is_gone)
+            && let Some(item) = run.reading.items.first()
+            && self.is_gone(&item.dir)
+        {
+            self.learned.lock().runs.forget(item.dir.key);
         }
         self.end(id | RUN);
         self.give_up(id);
     }
 
-    /// What was brought in for a run, and nobody has read, is in vain and leaves first.
+    /// Whether a folder is gone, or another one has its name. Its files may be gone for a moment:
+    /// they are written anew, or somebody else brings them in.
+    fn is_gone(&self, dir: &Dir) -> bool {
+        if self.base.health().is_silent() {
+            return false;
+        }
+        let Some((parent, name)) = dir.place() else {
+            return false;
+        };
+        match self.base.ns().lookup(parent.ino, &name) {
+            Ok(found) => found.attr.ino != dir.ino,
+            Err(error) => {
+                tracing::debug!("{dir:?} of a run: {error}");
+                error.errno() == Errno::ENOENT
+            }
+        }
+    }
+
+    /// What was brought in for a run, and nobody has read, is in vain and leaves first; but for
+    /// what somebody has ordered, or another run is to find here.
     fn give_up(&self, id: u64) {
         let (objects, bytes) = self.buffer.guesses().give_up(id | RUN);
+        let is_expected = |object| {
+            let watchers = self.buffer.guesses().watchers(object);
+            let readings = self.readings.lock();
+            let mut watching = watchers.iter().filter_map(|id| readings.get(id));
+            watching.any(|reading| reading.is_list() || run_of(reading.id).is_some())
+        };
         for object in objects {
-            self.catalog.apps().is_unwanted(object);
+            if !is_expected(object) {
+                self.catalog.apps().is_unwanted(object);
+            }
         }
         self.learned.lock().runs.wasted(bytes);
     }
@@ -157,12 +183,11 @@ impl Ahead {
     fn measure_runs(&self) {
         let mut measured = Vec::new();
         for under_way in self.under_way.lock().values_mut() {
-            if !under_way.is_measured && under_way.reading.is_over() {
+            // The last ones may be on their way still when all are looked after.
+            if !under_way.is_measured && under_way.reading.is_settled() {
                 under_way.is_measured = true;
-                let last = *under_way.reading.last.lock();
-                let took = last.saturating_duration_since(under_way.begun);
                 let bytes = under_way.reading.bytes.load(Ordering::Relaxed);
-                measured.push((bytes, took.as_secs_f64()));
+                measured.push((bytes, under_way.reading.busy.lock().sum_s()));
             }
         }
         let mut learned = self.learned.lock();
@@ -172,36 +197,48 @@ impl Ahead {
     }
 
     /// Where there is no free room, what is wanted less leaves: room for the file of a run, and for
-    /// those after it. Whether there is any now.
-    pub(super) fn make_room_for_run(&self, reading: &Reading, size: u64) -> bool {
+    /// those after it that may come.
+    pub(super) fn make_room_for_run(
+        &self,
+        reading: &Reading,
+        item: &Item,
+        size: SizeOnPfs,
+    ) -> RunRoomMade {
         let Some(id) = run_of(reading.id) else {
-            return false;
+            return RunRoomMade::No;
         };
         // Who looks at all files does so for all threads.
         let _one = self.making_room.lock();
-        if self
-            .buffer
-            .has_room(size.next_multiple_of(SPACE_UNIT_BYTES))
-        {
-            return true;
-        }
         let known = {
             let under_way = self.under_way.lock();
-            let known = under_way.get(&id).filter(|run| !run.is_refused);
-            known.map(|run| (run.bytes, run.period_s))
+            let known = under_way.get(&id);
+            known.map(|run| (run.bytes, run.period_s, run.is_refused))
         };
-        let Some((bytes, period_s)) = known else {
-            return false;
+        let Some((bytes, period_s, is_refused)) = known else {
+            return RunRoomMade::No;
         };
         let left = bytes.saturating_sub(reading.bytes.load(Ordering::Relaxed));
-        let (_, capacity) = self.buffer.ledger().dirty_and_capacity();
-        let most = (self.share() * capacity as f64) as u64;
-        let wanted = left.min(most).max(size);
-        let made = self.files.make_room_for_run(wanted, size, period_s);
-        if let Some(run) = self.under_way.lock().get_mut(&id) {
-            run.is_refused = !made;
+        let made = self.files.make_room_for_run(&RunFile {
+            path: &item.dir.path_of(&item.name),
+            owners: size.owners,
+            bytes: size.bytes,
+            wanted_bytes: left.min(self.share_left_bytes()),
+            period_s,
+            may_drop: !is_refused,
+        });
+        if made == RunRoomMade::No
+            && let Some(run) = self.under_way.lock().get_mut(&id)
+        {
+            run.is_refused = true;
         }
         made
+    }
+
+    /// What guesses may still take, bytes.
+    fn share_left_bytes(&self) -> u64 {
+        let (_, capacity) = self.buffer.ledger().dirty_and_capacity();
+        let most = (self.share() * capacity as f64) as u64;
+        most.saturating_sub(self.buffer.guesses().unread_bytes())
     }
 
     /// A file has come in.

@@ -4,6 +4,8 @@
 use std::time::Duration;
 
 use forebay_namespace::Node;
+use forebay_policy::limits::{Amount, Beyond, Limit, Owner, Owners, Whose};
+use forebay_tiers::testing::{Effect, Operation, When};
 use forebay_types::{Ino, OpenFlags};
 
 use super::*;
@@ -193,6 +195,35 @@ fn a_run_that_does_not_come_leaves_first() {
 }
 
 #[test]
+fn what_is_in_vain_for_a_run_does_not_leave_before_a_list_has_read_it() {
+    let mut program = Program::new(Lab::new());
+    program.run(60.0);
+    program.run(120.0);
+    program.until(178.0);
+    program.wait_for("all are here", |program| {
+        program.status().guessed_bytes == ALL_BYTES
+    });
+    let item = Item {
+        dir: program.dir.clone(),
+        name: b"f0".to_vec(),
+    };
+    let list = program.ahead().begin_list(vec![item]);
+    program.until(211.0);
+    assert_eq!(program.status().wasted_bytes, ALL_BYTES);
+    let rooms = program.lab.rooms();
+    let is_first = |n| {
+        let file = program.dir.child(name(n).as_bytes()).expect("here");
+        rooms
+            .catalog
+            .apps()
+            .candidate(file.object, 1, false)
+            .outdated
+    };
+    assert!(!is_first(0) && is_first(1));
+    program.ahead().end_list(&list);
+}
+
+#[test]
 fn what_was_written_over_a_guess_is_no_guess_any_more() {
     let mut program = Program::new(Lab::new());
     program.run(60.0);
@@ -217,42 +248,28 @@ fn what_was_written_over_a_guess_is_no_guess_any_more() {
 }
 
 #[test]
-fn nothing_leaves_a_tier_that_cannot_hold_what_comes() {
-    const MIB: u64 = 1 << 20;
-    let lab = Lab::with(|settings| settings.dram_bytes = Some(16 * MIB));
-    let rooms = lab.rooms();
-    let Ok(Node::Dir(root)) = rooms.base.ns().node(Ino::ROOT) else {
-        panic!("no root");
+fn what_was_cut_by_its_name_is_no_guess_any_more() {
+    let mut program = Program::new(Lab::new());
+    program.run(60.0);
+    program.run(120.0);
+    program.until(178.0);
+    program.wait_for("all are here", |program| {
+        program.status().guessed_bytes == ALL_BYTES
+    });
+    let rooms = program.lab.shared_rooms();
+    let file = program.dir.child(b"f0").expect("here");
+    let set = forebay_types::SetAttr {
+        size: Some(3),
+        ..Default::default()
     };
-    let mut others = Vec::new();
-    loop {
-        let name = format!("other{}", others.len());
-        std::fs::write(lab.pfs(&name), vec![1; MIB as usize]).expect("write");
-        let staged = rooms.files.stage_in(&root, name.as_bytes(), false, &|_| ());
-        let Ok(file) = staged else { break };
-        rooms.catalog.apps().is_unwanted(file.object);
-        others.push(file);
-    }
-    let spaces = rooms.buffer.spaces();
-    assert_eq!(spaces.len(), 2);
-    let in_small = |space: &&forebay_policy::placement::TierSpace| {
-        space.kind == forebay_policy::placement::TierKind::Dram
-    };
-    let small = spaces.iter().find(in_small).expect("memory").index as u8;
-    let is_small = |file: &&Arc<forebay_namespace::File>| file.tier().0 == small;
-    let before = others.iter().filter(is_small).count();
-    assert!(
-        before > 1 && others.len() > before,
-        "{before} of {}",
-        others.len()
-    );
-    assert!(rooms.files.make_room_for_run(24 * MIB, 24 * MIB, 60.0));
-    assert!(rooms.buffer.has_room(24 * MIB));
-    let is_here = |file: &&Arc<forebay_namespace::File>| rooms.buffer.file(file.object).is_some();
-    let left = others.iter().filter(is_small).filter(is_here).count();
-    assert_eq!(left, before);
-    // More than is anywhere.
-    assert!(!rooms.files.make_room_for_run(1 << 40, 1 << 40, 60.0));
+    let cut = rooms
+        .files
+        .setattr(file.ino, None, &set, crate::testing::me());
+    cut.expect("truncate");
+    program.until(211.0);
+    assert!(!file.lock().residency.clean);
+    let candidate = rooms.catalog.apps().candidate(file.object, 1, false);
+    assert!(!candidate.outdated && candidate.accessed_at_s > 0.0);
 }
 
 #[test]
@@ -293,6 +310,39 @@ fn a_folder_that_is_gone_is_forgotten() {
 }
 
 #[test]
+fn a_folder_whose_files_are_gone_for_a_moment_is_not_forgotten() {
+    let mut program = Program::new(Lab::new());
+    program.run(60.0);
+    program.run(120.0);
+    let at = |n| program.lab.pfs("d").join(name(n));
+    // They are written anew just when they are looked for.
+    let content: Vec<Vec<u8>> = (0..FILES)
+        .map(|n| std::fs::read(at(n)).expect("read"))
+        .collect();
+    (0..FILES).for_each(|n| std::fs::remove_file(at(n)).expect("remove"));
+    program.until(178.0);
+    program.wait_for("all were looked for", |program| {
+        let under_way = program.ahead().under_way.lock();
+        under_way
+            .values()
+            .any(|run| run.reading.reader.lock().is_gone())
+    });
+    for (n, content) in (0..).zip(&content) {
+        let path = program.lab.pfs("d").join(name(n));
+        std::fs::write(path, content).expect("write");
+    }
+    program.run(180.0);
+    program.until(200.0);
+    let next = program.status().next;
+    assert_eq!((next.len(), next[0].period_ms), (1, 60_000));
+    // It is on trial no more.
+    program.until(238.0);
+    program.wait_for("all are here", |program| {
+        program.status().guessed_bytes == ALL_BYTES
+    });
+}
+
+#[test]
 fn who_writes_a_file_and_reads_it_is_no_run() {
     let program = Program::new(Lab::new());
     let rooms = program.lab.rooms();
@@ -312,66 +362,6 @@ fn who_writes_a_file_and_reads_it_is_no_run() {
         let is_known = flags == libc::O_RDONLY && program.dir.child(b"f0").is_none();
         assert_eq!(ahead.learned.lock().runs.knows(program.dir.key), is_known);
     }
-}
-
-#[test]
-fn no_more_comes_than_the_share_of_guesses() {
-    let mut program = Program::new(Lab::with(|settings| {
-        settings.engine.read_ahead = 0.0001;
-    }));
-    program.run(60.0);
-    program.run(120.0);
-    program.until(178.0);
-    program.wait_for("it was tried", |program| {
-        let under_way = program.ahead().under_way.lock();
-        under_way.values().any(|run| run.reading.is_blocked())
-    });
-    assert!(program.here().is_empty());
-    program.run(180.0);
-    let status = program.status();
-    assert_eq!((status.guessed_bytes, status.wasted_bytes), (0, 0));
-}
-
-#[test]
-fn what_is_wanted_less_leaves_for_a_run_and_nothing_else_does() {
-    let mut program = Program::new(Lab::with(|settings| {
-        settings.engine.read_ahead = 1.0;
-    }));
-    let rooms = program.lab.shared_rooms();
-    // Others have taken all but a little, and have been here for no time.
-    let root = match rooms.base.ns().node(Ino::ROOT) {
-        Ok(Node::Dir(root)) => root,
-        _ => panic!("no root"),
-    };
-    let mut others = Vec::new();
-    loop {
-        let name = format!("other{}", others.len());
-        std::fs::write(program.lab.pfs(&name), vec![1; 1 << 20]).expect("write");
-        let staged = rooms.files.stage_in(&root, name.as_bytes(), false, &|_| ());
-        let Ok(file) = staged else { break };
-        others.push(file.object);
-    }
-    assert!(others.len() > 10);
-    program.run(60.0);
-    program.run(120.0);
-    program.until(178.0);
-    program.wait_for("it was refused", |program| {
-        let under_way = program.ahead().under_way.lock();
-        under_way.values().any(|run| run.is_refused)
-    });
-    program.run(180.0);
-    let is_here = |object: &&ObjectId| rooms.buffer.file(**object).is_some();
-    assert_eq!(others.iter().filter(is_here).count(), others.len());
-    // What is in vain goes for it, and no more of that than has to.
-    others
-        .iter()
-        .for_each(|other| rooms.catalog.apps().is_unwanted(*other));
-    program.until(238.0);
-    program.wait_for("all are here", |program| {
-        program.here().len() as u64 == FILES
-    });
-    let left = others.iter().filter(is_here).count();
-    assert!((others.len() - 5..others.len()).contains(&left), "{left}");
 }
 
 #[test]
@@ -395,3 +385,70 @@ fn nothing_is_learned_where_the_share_is_nothing() {
         assert_eq!(staged.is_ok(), !is_here);
     }
 }
+
+#[test]
+fn an_open_is_told_to_all_who_expect_it_and_to_nobody_who_has_ended() {
+    let program = Program::new(Lab::with(|settings| settings.engine.read_ahead = 0.0));
+    let ahead = program.ahead();
+    let ns = program.lab.rooms().base.ns();
+    let item = |dir: &Arc<Dir>, name: String| Item {
+        dir: dir.clone(),
+        name: name.into_bytes(),
+    };
+    // Names of both folders, more than once; none of them is there to be brought in.
+    let of_both = |n: u64| {
+        let all = [ns.root(), &program.dir, &program.dir];
+        let items = all.iter().map(|dir| item(dir, format!("none{n}")));
+        ahead.begin_list(items.collect())
+    };
+    let lists = [of_both(0), of_both(0), of_both(1)];
+    let open = |dir: &Arc<Dir>| {
+        let opened = crate::buffer::guesses::Opened::OnPfs {
+            dir: dir.clone(),
+            name: b"none0".to_vec(),
+            bytes: None,
+            at: Instant::now(),
+        };
+        ahead.hear([opened].into());
+        lists.each_ref().map(|list| list.progress().0)
+    };
+    assert_eq!(open(&program.dir), [1, 1, 0]);
+    assert_eq!(open(ns.root()), [2, 2, 0]);
+    assert_eq!(ahead.readings.lock().folders(), 2);
+    ahead.end_list(&lists[0]);
+    ahead.end_list(&lists[2]);
+    let of_folder = ahead.readings.lock().of_folder(program.dir.key);
+    assert_eq!(of_folder.len(), 1);
+    ahead.end_list(&lists[1]);
+    let readings = ahead.readings.lock();
+    assert_eq!((readings.len(), readings.folders()), (0, 0));
+}
+
+#[test]
+fn a_run_of_one_file_tells_how_fast_it_came() {
+    let (lab, flash) = Lab::with_faulty_flash();
+    let program = Program::new(lab);
+    // So that a look meets the copy.
+    let slow = Effect::Delay(Duration::from_millis(100));
+    flash.inject(Operation::Write, When::Every, slow);
+    program.read(0);
+    std::fs::write(program.lab.pfs("d").join("large"), vec![7; 2 << 20]).expect("write");
+    let ahead = program.ahead();
+    let rate = || ahead.learned.lock().runs.rate();
+    let before = rate();
+    let names = vec![b"large".to_vec()];
+    ahead.begin_run((7, program.dir.key), names, (2 << 20, 60.0));
+    let reading = ahead.under_way.lock()[&7].reading.clone();
+    program.wait_for("it is taken", |_| reading.is_over());
+    ahead.measure_runs();
+    program.wait_for("it is here", |program| {
+        program.dir.child(b"large").is_some() && reading.is_settled()
+    });
+    ahead.measure_runs();
+    assert_ne!(rate(), before);
+}
+
+#[path = "runs_kept_tests.rs"]
+mod kept;
+#[path = "runs_room_tests.rs"]
+mod room;

@@ -8,6 +8,7 @@ use forebay_namespace::Dir;
 use forebay_policy::ahead::{Reason, Worth};
 
 use super::Ahead;
+use super::kept::SAVE_EVERY;
 use super::readers::{Folder, Listed, OPENS_MIN};
 use crate::buffer::guesses::{Opened, Watched};
 
@@ -27,14 +28,20 @@ const FOLDERS_MAX: usize = 1024;
 /// Hears of opens until the end.
 pub fn run(ahead: &Arc<Ahead>) {
     let (mut tidied, mut tended) = (Instant::now(), Instant::now());
+    let mut saved = Instant::now();
     while !ahead.base.is_ending() {
         let opens = ahead.buffer.guesses().take_opens(LOOK_AGAIN);
         ahead.hear(opens);
         ahead.take_in_waste();
         if ahead.share() > 0.0 && tended.elapsed() >= TEND {
             tended = Instant::now();
+            ahead.restore_runs();
             ahead.learn_from_here();
             ahead.tend_runs(ahead.now_s());
+            if saved.elapsed() >= SAVE_EVERY {
+                saved = Instant::now();
+                ahead.save_runs();
+            }
         }
         ahead.bring_some();
         if tidied.elapsed() > LOOK_AGAIN {
@@ -84,7 +91,7 @@ impl Ahead {
 
     fn opened_on_pfs(self: &Arc<Self>, dir: &Arc<Dir>, name: &[u8]) {
         let now_s = self.now_s();
-        let readings: Vec<_> = self.readings.lock().values().cloned().collect();
+        let readings = self.readings.lock().of_folder(dir.key);
         for reading in readings {
             if let Some(index) = reading.place_of(dir, name) {
                 reading.opened(index, now_s);

@@ -214,6 +214,13 @@ impl Guesses {
         (objects, bytes)
     }
 
+    /// Readers who wait for a file that is here.
+    pub fn watchers(&self, object: ObjectId) -> Vec<u64> {
+        let all = self.watched.lock();
+        let places = all.get(&object).map_or(&[][..], |w| &w.places);
+        places.iter().map(|place| place.reader).collect()
+    }
+
     /// Sums since the start.
     pub fn totals(&self) -> GuessTotals {
         *self.totals.lock()
@@ -329,6 +336,8 @@ mod tests {
         guesses.opened(ObjectId(1));
         assert_eq!(guesses.give_up(7), (vec![ObjectId(2)], 20));
         assert_eq!(guesses.give_up(7), (Vec::new(), 0));
+        let watchers = [1, 2].map(|n| guesses.watchers(ObjectId(n)));
+        assert_eq!(watchers, [vec![], vec![8]]);
         guesses.left(ObjectId(2));
         let totals = guesses.totals();
         assert_eq!((totals.hit_bytes, totals.wasted_bytes), (10, 20));

@@ -1,77 +1,22 @@
 //! Applications: which files belong to which, how large they get, which versions are outdated.
 
-use std::collections::{HashMap, HashSet};
+mod inner;
+
+use std::collections::HashSet;
 use std::time::{Duration, Instant};
 
 use forebay_policy::demotion::Candidate;
 use forebay_policy::history::Key;
 use forebay_policy::mtbf::PRIOR_MTBF_S;
 use forebay_policy::series::Identity;
-use forebay_policy::version::{SizeHistory, VersionTracker};
 use forebay_policy::victims::Incoming;
 use forebay_types::ObjectId;
 use parking_lot::Mutex;
 
+use inner::{Application, FileFacts, Inner, mean};
+
 /// File series whose sizes are remembered; beyond that the memory starts anew.
 const SERIES_MAX: usize = 16384;
-/// Applications that are remembered. Beyond that those that have no file here and were not seen for
-/// longest are forgotten, a quarter at once; where all have files, new ones are taken for one.
-const APPLICATIONS_MAX: usize = 2048;
-/// The application of files that there is no further one for. Nothing is known of its versions.
-const OTHERS: &str = "(others)";
-
-struct Application {
-    name: String,
-    /// When a file of it last came, was opened or closed.
-    alive_s: f64,
-    mtbf_s: f64,
-    /// In the burst buffer.
-    files: u64,
-    versions: VersionTracker,
-    newest: Option<u64>,
-    /// The version that was last seen to be complete.
-    complete: Option<u64>,
-}
-
-#[derive(Clone, Copy)]
-struct FileFacts {
-    application: u32,
-    version: Option<u64>,
-    /// See [`Identity::is_certain`].
-    certain: bool,
-    /// It was brought in for a reader who has not come, and nobody has opened it since.
-    unwanted: bool,
-    /// Nobody has opened or changed it since it came.
-    untouched: bool,
-    arrived_s: f32,
-    accessed_s: f32,
-    closed_s: f32,
-    opened_s: f32,
-    /// T_co and T_oc of ONFS, means; 0 until known.
-    closed_to_open_s: f32,
-    open_to_close_s: f32,
-}
-
-#[derive(Default)]
-struct Inner {
-    /// By number; none is used twice, so one that was forgotten is nobody else's.
-    applications: HashMap<u32, Application>,
-    next: u32,
-    /// Those that were forgotten since this was last asked, by number and name.
-    forgotten: Vec<(u32, String)>,
-    by_name: HashMap<String, u32>,
-    files: HashMap<ObjectId, FileFacts>,
-    /// By the hash of the series: one that collides costs a wrong guess of a size.
-    sizes: HashMap<u64, Series>,
-    /// Applications with a version that may become complete.
-    unsettled: HashSet<u32>,
-}
-
-#[derive(Default)]
-struct Series {
-    sizes: SizeHistory,
-    fsyncs: bool,
-}
 
 /// What is known of a file about to be created.
 #[derive(Clone, Copy, Debug, Default)]
@@ -174,6 +119,13 @@ impl Applications {
         });
     }
 
+    /// What a file has was changed by its name, without an open.
+    pub fn changed(&self, object: ObjectId) {
+        if let Some(facts) = self.inner.lock().files.get_mut(&object) {
+            (facts.unwanted, facts.untouched) = (false, false);
+        }
+    }
+
     /// A file was opened.
     pub fn opened(&self, object: ObjectId) {
         let now = self.now_s();
@@ -199,10 +151,11 @@ impl Applications {
     }
 
     /// Whether a file that is outdated ([`Applications::candidate`]) is so for more than a guess.
+    /// An old version that somebody has ordered, and not read yet, may be the one to restart from.
     pub fn is_surely_outdated(&self, object: ObjectId) -> bool {
         let inner = self.inner.lock();
         let facts = inner.files.get(&object);
-        facts.is_some_and(|f| f.certain || f.unwanted)
+        facts.is_some_and(|f| f.unwanted || (f.certain && !f.untouched))
     }
 
     /// The last writer has closed a file of this series (by its hash) at this size.
@@ -485,107 +438,9 @@ impl Applications {
     }
 }
 
-impl FileFacts {
-    fn note_close(&mut self, now: f32) {
-        self.open_to_close_s = mean(self.open_to_close_s, now - self.opened_s);
-        self.closed_s = now;
-    }
-}
-
-/// The mean of a mean and a further value; the value where there was none.
-fn mean(known: f32, value: f32) -> f32 {
-    match known > 0.0 {
-        true => f32::midpoint(known, value.max(0.0)),
-        false => value.max(0.0),
-    }
-}
-
-impl Inner {
-    /// An application that has files or has just been asked for.
-    fn known(&mut self, number: u32) -> &mut Application {
-        let known = self.applications.get_mut(&number);
-        known.unwrap_or_else(|| unreachable!("only those without files are forgotten"))
-    }
-
-    fn is_others(&self, number: u32) -> bool {
-        let known = self.applications.get(&number);
-        known.is_some_and(|known| known.name == OTHERS)
-    }
-
-    /// The application of a file does something with it.
-    fn is_alive(&mut self, object: ObjectId, now_s: f64) {
-        if let Some(facts) = self.files.get(&object).copied() {
-            self.known(facts.application).alive_s = now_s;
-        }
-    }
-
-    /// Moves a file to an application.
-    fn reassign(&mut self, object: ObjectId, application: u32) {
-        if let Some(facts) = self.files.get_mut(&object) {
-            let before = std::mem::replace(&mut facts.application, application);
-            let left = self.known(before);
-            left.files -= 1;
-            let alive_s = left.alive_s;
-            let now = self.known(application);
-            now.files += 1;
-            now.alive_s = now.alive_s.max(alive_s);
-        }
-    }
-
-    fn application(&mut self, name: &str, quiet_s: f64) -> u32 {
-        if let Some(&known) = self.by_name.get(name) {
-            return known;
-        }
-        if self.applications.len() >= APPLICATIONS_MAX && name != OTHERS && !self.forget_some() {
-            return self.application(OTHERS, quiet_s);
-        }
-        let number = self.next;
-        self.next = self.next.wrapping_add(1);
-        let fresh = Application {
-            name: name.to_string(),
-            alive_s: f64::NEG_INFINITY,
-            mtbf_s: PRIOR_MTBF_S,
-            files: 0,
-            versions: VersionTracker::new(quiet_s),
-            newest: None,
-            complete: None,
-        };
-        self.applications.insert(number, fresh);
-        self.by_name.insert(name.to_string(), number);
-        number
-    }
-
-    /// Forgets applications that have no files here, those first that were not seen for longest;
-    /// whether there were any.
-    fn forget_some(&mut self) -> bool {
-        let all = self.applications.iter();
-        let mut idle: Vec<(f64, u32)> = all
-            .filter(|(_, known)| known.files == 0)
-            .map(|(number, known)| (known.alive_s, *number))
-            .collect();
-        idle.sort_by(|a, b| a.0.total_cmp(&b.0));
-        idle.truncate(APPLICATIONS_MAX / 4);
-        for (_, number) in &idle {
-            if let Some(known) = self.applications.remove(number) {
-                self.by_name.remove(&known.name);
-                self.unsettled.remove(number);
-                self.forgotten.push((*number, known.name));
-            }
-        }
-        !idle.is_empty()
-    }
-
-    fn on_version(&mut self, object: ObjectId, act: impl FnOnce(&mut VersionTracker, u64)) {
-        if let Some(facts) = self.files.get(&object).copied()
-            && let Some(version) = facts.version
-        {
-            act(&mut self.known(facts.application).versions, version);
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
+    use super::inner::{APPLICATIONS_MAX, OTHERS};
     use super::*;
 
     fn identity(name: &str, version: Option<u64>) -> Identity {
@@ -620,8 +475,11 @@ mod tests {
     #[test]
     fn what_was_opened_or_changed_since_it_came_is_not_unwanted() {
         let apps = applications();
-        let touch: [fn(&Applications, ObjectId); 2] =
-            [Applications::opened, Applications::opened_for_write];
+        let touch: [fn(&Applications, ObjectId); 3] = [
+            Applications::opened,
+            Applications::opened_for_write,
+            Applications::changed,
+        ];
         for (n, touch) in (0..).zip(touch) {
             let file = ObjectId(n);
             let is_first = || apps.candidate(file, 1, false).outdated;
@@ -635,6 +493,21 @@ mod tests {
             apps.is_unwanted(file);
             assert!(!is_first(), "it is a program's, and perhaps new");
         }
+    }
+
+    #[test]
+    fn an_old_version_that_was_ordered_is_not_outdated_for_sure_until_it_is_read() {
+        let apps = applications();
+        let [old, new] = [1, 2].map(ObjectId);
+        apps.arrived(new, &identity("a", Some(2)));
+        apps.opened_for_write(new);
+        apps.closed(new, 0, 1, false);
+        apps.committed(new);
+        apps.arrived(old, &identity("a", Some(1)));
+        assert!(apps.candidate(old, 1, false).outdated);
+        assert!(!apps.is_surely_outdated(old));
+        apps.opened(old);
+        assert!(apps.is_surely_outdated(old));
     }
 
     #[test]

@@ -192,6 +192,9 @@ impl Files {
             };
             let opened = self.integrity.open_at_rest(&claim, file, purpose, false)?;
             let (_, object, _) = opened.ok_or(Errno::ENOENT)?;
+            if set.size.is_some() {
+                self.catalog.apps().changed(file.object);
+            }
             return self.change_closed(file, &*object, set);
         };
         // As long as a handle is counted, what is changed here is not moved elsewhere.

@@ -81,7 +81,14 @@ impl Files {
                 let size = || match (content, self.base.health().is_silent()) {
                     (Some(content), _) => Some(content.bytes),
                     (None, true) => None,
-                    (None, false) => Some(self.ns.pfs().stat_file(file.file()).ok()?.size),
+                    (None, false) => {
+                        let stat = self.ns.pfs().stat_file(file.file());
+                        // The open has worked, and goes on: it counts for no run.
+                        let stat = stat.inspect_err(|e| {
+                            tracing::debug!("how much is read is not known: {e}");
+                        });
+                        Some(stat.ok()?.size)
+                    }
                 };
                 let bytes = (!flags.writes()).then(size).flatten();
                 guesses.opened_on_pfs(&node.parent, &node.name, bytes);

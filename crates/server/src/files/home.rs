@@ -280,10 +280,12 @@ mod tests {
 
     use forebay_holder::{DataServer, SsdSetting, open_flash};
     use forebay_policy::durability::Durability;
+    use forebay_policy::limits::Owners;
     use forebay_tiers::Tier;
     use forebay_types::{Errno, Ino, RenameMode};
     use forebay_wire::{Connection, InMemory, Reply, Request};
 
+    use super::super::unwanted::{RunFile, RunRoomMade};
     use super::*;
     use crate::base::settings::{HolderSetting, HolderWay, NodeSetting, PathRule, Settings};
     use crate::rooms::Rooms;
@@ -554,5 +556,57 @@ mod tests {
         let renamed = ns.rename(Ino::ROOT, b"f", Ino::ROOT, b"rack", RenameMode::Replace);
         renamed.expect("rename");
         assert_eq!(elsewhere("rack"), Some([3].into()));
+    }
+
+    /// Copies that may leave, on whichever node has room: 8 MiB each, with their server.
+    fn fill(servers: &Servers) -> Vec<(Arc<File>, u16)> {
+        let rooms = servers.rooms();
+        let mut all = Vec::new();
+        loop {
+            let name = format!("other{}", all.len());
+            std::fs::write(servers.lab.pfs(&name), vec![1; 8 << 20]).expect("write");
+            let root = rooms.base.ns().root();
+            let staged = rooms.files.stage_in(root, name.as_bytes(), false, &|_| ());
+            let Ok(file) = staged else { return all };
+            let slot = rooms.buffer.tiers().get(file.tier()).expect("a tier");
+            all.push((file.clone(), slot.server));
+        }
+    }
+
+    #[test]
+    fn room_for_a_run_is_made_where_its_files_may_lie() {
+        let servers = servers(&[2], |settings| settings.rules = rules());
+        let rooms = servers.rooms();
+        let others = fill(&servers);
+        let here = |server: u16| {
+            let there = others
+                .iter()
+                .filter(|(file, at)| *at == server && rooms.buffer.file(file.object).is_some());
+            there.count()
+        };
+        let (first, second) = (here(1), here(2));
+        assert!(first > 2 && second > 2, "{first} and {second}");
+        let make_room = || {
+            rooms.files.make_room_for_run(&RunFile {
+                path: b"server/new",
+                owners: Owners { uid: 0, gid: 0 },
+                bytes: 8 << 20,
+                wanted_bytes: 16 << 20,
+                period_s: 60.0,
+                may_drop: true,
+            })
+        };
+        let is_unwanted = |server: u16| {
+            let there = others.iter().filter(|(_, at)| *at == server);
+            there.for_each(|(file, _)| rooms.catalog.apps().is_unwanted(file.object));
+        };
+        is_unwanted(1);
+        assert_eq!(make_room(), RunRoomMade::No);
+        assert_eq!((here(1), here(2)), (first, second));
+        is_unwanted(2);
+        assert_eq!(make_room(), RunRoomMade::Yes);
+        assert_eq!(here(1), first);
+        assert!(here(2) < second);
+        assert_eq!(servers.of_writer("server/new", None), Some(2));
     }
 }

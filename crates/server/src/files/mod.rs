@@ -36,7 +36,7 @@ pub(crate) mod stable;
 pub(crate) mod stage;
 pub(crate) mod unnamed;
 pub(crate) mod unseen;
-mod unwanted;
+pub(crate) mod unwanted;
 
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, OnceLock};

@@ -83,6 +83,14 @@ impl Ledger {
             .err()
     }
 
+    /// How much more of what is on the PFS these owners may have here, bytes; `None`: any number.
+    pub fn left_bytes(&self, owners: Owners) -> Option<u64> {
+        let books = self.books.lock();
+        books
+            .limits
+            .left_bytes(owners, |owner| books.held_by(owner))
+    }
+
     /// As [`Ledger::try_hold`], of an undrained object that cannot go elsewhere: limits of users
     /// and groups do not refuse it, its tier and the cap do.
     pub fn try_hold_beyond_limits(
