@@ -78,7 +78,7 @@ impl Sim<'_> {
         let queue = match part.state {
             State::Dirty => &mut node.dirty_queue,
             State::Clean => &mut node.clean_queue,
-            State::Demoting | State::Writing | State::Second => return,
+            State::Demoting | State::Writing | State::Second | State::Moving => return,
         };
         if queue.remove(&before) {
             queue.insert(&after);

@@ -488,7 +488,7 @@ impl Sim<'_> {
                     return true;
                 }
             }
-            State::Demoting | State::Writing | State::Second => {}
+            State::Demoting | State::Writing | State::Second | State::Moving => {}
         }
         false
     }
