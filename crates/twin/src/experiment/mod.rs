@@ -229,7 +229,8 @@ pub fn scenario(
 
 /// What several nodes add to the row of a run.
 pub fn with_nodes(row: Row, found: &FleetOutcome) -> Row {
-    row.with("nodes", found.nodes.len() as u64)
+    let row = row
+        .with("nodes", found.nodes.len() as u64)
         .with("node_failures", found.failures())
         .with("lost_bytes", found.lost_bytes)
         .with("lost_versions", found.lost_versions)
@@ -245,7 +246,18 @@ pub fn with_nodes(row: Row, found: &FleetOutcome) -> Row {
         .with("restart_copy_bytes", found.restart_copy_bytes)
         .with("interrupted", found.interrupted)
         .with("begun_again", found.begun_again)
-        .with("waited_for_node_s", found.waited_for_node_s)
+        .with("waited_for_node_s", found.waited_for_node_s);
+    match &found.memory {
+        None => row,
+        Some(memory) => row
+            .with("job_wait_s", memory.job_wait_s)
+            .with("job_waits", memory.job_waits)
+            .with("max_job_wait_s", memory.max_job_wait_s)
+            .with("mean_memory_bytes", memory.mean_memory_bytes)
+            .with("given_back_clean_bytes", memory.dropped_bytes)
+            .with("moved_to_flash_bytes", memory.moved_to_flash_bytes)
+            .with("moved_to_nodes_bytes", memory.moved_to_nodes_bytes),
+    }
 }
 
 /// A row for each node.

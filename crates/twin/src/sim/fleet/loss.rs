@@ -321,9 +321,10 @@ impl Sim<'_> {
                 if part.role != Role::First || !is_promised || part.dirty() == 0 {
                     continue;
                 }
-                let second = a.parts.iter().map(|id| &self.parts[*id]).any(|o| {
-                    (o.version, o.slot, o.is_second()) == (part.version, part.slot, true)
-                });
+                let second =
+                    a.parts.iter().map(|id| &self.parts[*id]).any(|o| {
+                        (o.version, o.slot, o.is_second()) == (part.version, part.slot, true)
+                    });
                 if !second {
                     bytes += part.dirty();
                 }

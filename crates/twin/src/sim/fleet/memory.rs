@@ -135,7 +135,11 @@ impl Sim<'_> {
 
     /// The next job that is drawn.
     fn plan_job(&mut self, node: usize) {
-        let drawn = self.scenario.lending.as_ref().and_then(|l| l.drawn.as_ref());
+        let drawn = self
+            .scenario
+            .lending
+            .as_ref()
+            .and_then(|l| l.drawn.as_ref());
         if let (Some(drawn), Some(borrowed)) = (drawn, &mut self.nodes[node].borrowed) {
             let at_s = self.now_s + borrowed.rng.exponential(drawn.every_s);
             self.calendar.plan(at_s, Event::JobComes(node as u32));
@@ -153,7 +157,11 @@ impl Sim<'_> {
     /// A job that was drawn comes. Where those that are there leave it no room the scheduler of jobs
     /// sends it elsewhere.
     pub(in super::super) fn job_comes(&mut self, node: usize) {
-        let drawn = self.scenario.lending.as_ref().and_then(|l| l.drawn.as_ref());
+        let drawn = self
+            .scenario
+            .lending
+            .as_ref()
+            .and_then(|l| l.drawn.as_ref());
         if let (Some(drawn), Some(borrowed)) = (drawn, &mut self.nodes[node].borrowed) {
             let (wanted, lasts_s) = (
                 borrowed.wanted.saturating_add(drawn.bytes),
@@ -169,7 +177,11 @@ impl Sim<'_> {
     }
 
     pub(in super::super) fn job_ends(&mut self, node: usize) {
-        let drawn = self.scenario.lending.as_ref().and_then(|l| l.drawn.as_ref());
+        let drawn = self
+            .scenario
+            .lending
+            .as_ref()
+            .and_then(|l| l.drawn.as_ref());
         if let (Some(drawn), Some(borrowed)) = (drawn, &self.nodes[node].borrowed) {
             let wanted = borrowed.wanted.saturating_sub(drawn.bytes);
             self.want(node, wanted);
@@ -298,7 +310,10 @@ impl Sim<'_> {
                 continue;
             };
             let last_s = now_s - borrowed.capacity_since_s;
-            let (sums, capacity_s) = (borrowed.sums, borrowed.capacity_s + n.capacity as f64 * last_s);
+            let (sums, capacity_s) = (
+                borrowed.sums,
+                borrowed.capacity_s + n.capacity as f64 * last_s,
+            );
             all.job_wait_s += sums.job_wait_s;
             all.job_waits += sums.job_waits;
             all.max_job_wait_s = all.max_job_wait_s.max(sums.max_job_wait_s);

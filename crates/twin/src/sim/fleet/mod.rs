@@ -7,6 +7,8 @@ mod copies;
 mod lend;
 mod loss;
 mod memory;
+#[cfg(test)]
+mod memory_tests;
 mod moves;
 mod outcome;
 mod place;
@@ -135,7 +137,11 @@ pub(super) fn build(scenario: &Scenario) -> (Vec<Node>, Fleet) {
             let input = bandwidths(bb).input(bb.capacity_bytes as f64, 0.0, scenario.plan.period_s);
             let mut node = new_node(scenario, bb.capacity_bytes, input, bb.read_bytes_per_s);
             (node.host, node.kind) = (hosts.len() as u32, *kind);
-            if let Some(lending) = scenario.lending.as_ref().filter(|_| *kind == TierKind::Dram) {
+            if let Some(lending) = scenario
+                .lending
+                .as_ref()
+                .filter(|_| *kind == TierKind::Dram)
+            {
                 node.borrowed = Some(Box::new(Borrowed::new(scenario.seed, lending, &node)));
             }
             tiers.push(node);

@@ -164,7 +164,11 @@ impl Sim<'_> {
         let is_first = part.role == Role::First;
         self.parts[copy] = Part {
             node: to as u32,
-            state: if is_first { State::Dirty } else { State::Second },
+            state: if is_first {
+                State::Dirty
+            } else {
+                State::Second
+            },
             ..part
         };
         if is_first {
@@ -202,7 +206,12 @@ impl Sim<'_> {
     fn moves_from(&self, copy: PartId) -> Option<usize> {
         let is_its = |moving: (PartId, PartId)| moving.1 == copy;
         let mut nodes = self.nodes.iter();
-        nodes.position(|n| n.borrowed.as_ref().and_then(|b| b.moving).is_some_and(is_its))
+        nodes.position(|n| {
+            n.borrowed
+                .as_ref()
+                .and_then(|b| b.moving)
+                .is_some_and(is_its)
+        })
     }
 
     /// A part has gone that moved, or what had arrived of one: nothing moves any more.
