@@ -3,6 +3,7 @@
 
 mod checkpoint;
 mod direct;
+mod onfs;
 mod restart;
 #[cfg(test)]
 mod tests;
@@ -19,6 +20,9 @@ pub const BBOS: &str = include_str!("../../scenarios/bbos.toml");
 
 /// The scenario of `bbos-versions`.
 pub const BBOS_VERSIONS: &str = include_str!("../../scenarios/bbos-versions.toml");
+
+/// The scenario of `onfs`.
+pub const ONFS: &str = include_str!("../../scenarios/onfs.toml");
 
 /// Capacity of the papers' burst buffer in checkpoints, and the size of one.
 const CHECKPOINTS_IN_S: f64 = 40.0;
@@ -101,6 +105,11 @@ impl<'a> Runner<'a> {
 
     /// The sums of a run of a built-in scenario with keys replaced.
     fn outcome(&mut self, text: &str, set: &[(&str, String)]) -> Result<Outcome, ExperimentError> {
+        Ok(self.run_with(text, set)?.outcome)
+    }
+
+    /// As [`Runner::outcome`], with all that came of the run.
+    fn run_with(&mut self, text: &str, set: &[(&str, String)]) -> Result<Run, ExperimentError> {
         let overrides: Vec<Override> = set
             .iter()
             .map(|(key, value)| Override {
@@ -108,7 +117,7 @@ impl<'a> Runner<'a> {
                 value: value.clone(),
             })
             .collect();
-        Ok(self.run(text, &overrides, Options::default())?.outcome)
+        self.run(text, &overrides, Options::default())
     }
 }
 
@@ -124,7 +133,7 @@ pub struct Experiment {
 }
 
 /// All built-in experiments.
-pub const EXPERIMENTS: [Experiment; 5] = [
+pub const EXPERIMENTS: [Experiment; 6] = [
     Experiment {
         name: "bbos-utilisation",
         about: "largest data per period that each policy serves, over the capacity",
@@ -154,6 +163,12 @@ pub const EXPERIMENTS: [Experiment; 5] = [
         about: "restarts served from the burst buffer with and without knowing versions",
         scenario: BBOS_VERSIONS,
         run: versions::run,
+    },
+    Experiment {
+        name: "onfs",
+        about: "writes, restarts and jobs beside no, fixed and borrowed memory",
+        scenario: ONFS,
+        run: onfs::run,
     },
 ];
 

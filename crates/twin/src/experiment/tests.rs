@@ -219,3 +219,45 @@ fn keeping_few_versions_explains_the_ablation_of_versions() {
     // The papers' 80.1 % lies between.
     assert!(three < 0.801 && 0.801 < two, "{three} {two}");
 }
+
+#[test]
+fn borrowed_memory_is_faster_than_flash_and_jobs_hardly_wait() {
+    let report = report("onfs");
+    assert_eq!(
+        fields(&report),
+        [
+            "buffer",
+            "write_bytes_per_s",
+            "writes_over_pfs",
+            "mean_latency_s",
+            "read_bytes_per_s",
+            "reads_over_pfs",
+            "hit_ratio",
+            "job_wait_s",
+            "job_waits",
+            "max_job_wait_s",
+            "mean_memory_bytes",
+            "given_back_clean_bytes",
+            "moved_to_flash_bytes",
+            "moved_to_nodes_bytes",
+            "lost_bytes"
+        ]
+    );
+    let get = |buffer, field| value(&report, &[("buffer", buffer)], field);
+    let order = ["pfs", "flash", "fixed-small", "borrowed", "fixed-large"];
+    for pair in order.windows(2) {
+        let write = |buffer| get(buffer, "write_bytes_per_s");
+        assert!(write(pair[0]) < write(pair[1]), "{pair:?}");
+    }
+    for buffer in order {
+        assert_eq!(get(buffer, "lost_bytes"), 0.0, "{buffer}");
+        assert!(buffer == "pfs" || get(buffer, "reads_over_pfs") > 4.0);
+    }
+    // Per job: no more than until the next look and the moves that it finds.
+    let wait = |buffer| get(buffer, "job_wait_s");
+    assert_eq!(wait("fixed-small"), 0.0);
+    assert!(wait("borrowed") < 0.01 * wait("fixed-large"));
+    assert!(wait("borrowed") / get("borrowed", "job_waits") < 3.0);
+    // What docs/reproduction.md says of restarts.
+    assert!(get("borrowed", "hit_ratio") < 0.7 && get("fixed-large", "hit_ratio") == 1.0);
+}

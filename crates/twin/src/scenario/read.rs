@@ -423,7 +423,8 @@ impl<'a> Section<'a> {
                 let (at, bytes) = split.ok_or_else(|| wrong(not_a("600=40GiB,1200=0", part)))?;
                 pair((plain(at), plain(bytes)))
             };
-            return text.split(',').map(one).collect::<Result<_, _>>().map(Some);
+            let parts = text.split(',').filter(|_| !text.trim().is_empty());
+            return parts.map(one).collect::<Result<_, _>>().map(Some);
         }
         let list = self.table.and_then(|t| t.get(key)).map(Spanned::get_ref);
         let Some(DeValue::Array(all)) = list else {
