@@ -5,6 +5,7 @@ mod checkpoint;
 mod direct;
 mod onfs;
 mod restart;
+mod runs;
 #[cfg(test)]
 mod tests;
 mod utilisation;
@@ -127,13 +128,13 @@ pub struct Experiment {
     pub name: &'static str,
     /// In a line.
     pub about: &'static str,
-    /// The scenario it varies.
+    /// The scenario it varies; empty where there is none.
     pub scenario: &'static str,
     run: fn(&mut Runner<'_>) -> Result<Report, ExperimentError>,
 }
 
 /// All built-in experiments.
-pub const EXPERIMENTS: [Experiment; 6] = [
+pub const EXPERIMENTS: [Experiment; 7] = [
     Experiment {
         name: "bbos-utilisation",
         about: "largest data per period that each policy serves, over the capacity",
@@ -169,6 +170,12 @@ pub const EXPERIMENTS: [Experiment; 6] = [
         about: "writes, restarts and jobs beside no, fixed and borrowed memory",
         scenario: ONFS,
         run: onfs::run,
+    },
+    Experiment {
+        name: "runs",
+        about: "what is there before each run of an application that reads the same files again",
+        scenario: "",
+        run: runs::run,
     },
 ];
 

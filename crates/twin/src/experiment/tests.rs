@@ -261,3 +261,47 @@ fn borrowed_memory_is_faster_than_flash_and_jobs_hardly_wait() {
     // What docs/reproduction.md says of restarts.
     assert!(get("borrowed", "hit_ratio") < 0.7 && get("fixed-large", "hit_ratio") == 1.0);
 }
+
+#[test]
+fn runs_are_there_from_the_third_on_and_little_is_in_vain() {
+    let report = report("runs");
+    assert_eq!(
+        fields(&report),
+        [
+            "application",
+            "run",
+            "start_s",
+            "there_share",
+            "read_s",
+            "staged_bytes",
+            "wasted_share"
+        ]
+    );
+    let all = |application: &str, field: &str| -> Vec<f64> {
+        let rows = report.rows.iter();
+        let its = rows.filter(|r| r.text("application") == application);
+        its.filter_map(|r| r.number(field)).collect()
+    };
+    for application in ["regular", "jitter", "changing"] {
+        let there = all(application, "there_share");
+        assert_eq!(there[..2], [0.0, 0.0], "{application}");
+        assert!(there[2..].iter().all(|share| *share >= 0.9), "{there:?}");
+        let wasted = all(application, "wasted_share");
+        assert!(wasted.iter().all(|share| *share <= 0.2), "{wasted:?}");
+    }
+    assert_eq!(all("regular", "there_share").len(), 5);
+    // A run that does not come: what was there for it is all that is in vain.
+    let missing = all("missing", "there_share");
+    assert!(
+        missing[9..].iter().all(|share| *share >= 0.9),
+        "{missing:?}"
+    );
+    assert!(
+        all("missing", "wasted_share")
+            .iter()
+            .all(|share| *share <= 0.2)
+    );
+    // One trial.
+    let irregular = all("irregular", "staged_bytes");
+    assert!(irregular.iter().all(|bytes| *bytes <= 209_715_200.0));
+}
