@@ -14,7 +14,9 @@ mod versions;
 use crate::figure::Figure;
 use crate::row::Row;
 use crate::scenario::{Override, Scenario, ScenarioError};
-use crate::sim::{FleetOutcome, NodeOutcome, Options, Outcome, Run, Stopped, run_watched};
+use crate::sim::{
+    FleetOutcome, MemoryOutcome, NodeOutcome, Options, Outcome, Run, Stopped, run_watched,
+};
 
 /// The scenario that most experiments vary.
 pub const BBOS: &str = include_str!("../../scenarios/bbos.toml");
@@ -271,15 +273,19 @@ pub fn with_nodes(row: Row, found: &FleetOutcome) -> Row {
         .with("waited_for_node_s", found.waited_for_node_s);
     match &found.memory {
         None => row,
-        Some(memory) => row
-            .with("job_wait_s", memory.job_wait_s)
-            .with("job_waits", memory.job_waits)
-            .with("max_job_wait_s", memory.max_job_wait_s)
-            .with("mean_memory_bytes", memory.mean_memory_bytes)
-            .with("given_back_clean_bytes", memory.dropped_bytes)
-            .with("moved_to_flash_bytes", memory.moved_to_flash_bytes)
-            .with("moved_to_nodes_bytes", memory.moved_to_nodes_bytes),
+        Some(memory) => with_memory(row, memory),
     }
+}
+
+/// What borrowed memory adds.
+pub fn with_memory(row: Row, memory: &MemoryOutcome) -> Row {
+    row.with("job_wait_s", memory.job_wait_s)
+        .with("job_waits", memory.job_waits)
+        .with("max_job_wait_s", memory.max_job_wait_s)
+        .with("mean_memory_bytes", memory.mean_memory_bytes)
+        .with("given_back_clean_bytes", memory.dropped_bytes)
+        .with("moved_to_flash_bytes", memory.moved_to_flash_bytes)
+        .with("moved_to_nodes_bytes", memory.moved_to_nodes_bytes)
 }
 
 /// A row for each node.

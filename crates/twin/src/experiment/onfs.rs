@@ -1,7 +1,7 @@
 //! Borrowed memory (ONFS 2017): the same applications on the PFS alone, with flash, with memory of a
 //! fixed size, and with memory that is borrowed from jobs which come and go.
 
-use super::{ExperimentError, ONFS, Report, Runner, SEEDS};
+use super::{ExperimentError, ONFS, Report, Runner, SEEDS, with_memory};
 use crate::figure::Figure;
 use crate::row::Row;
 use crate::sim::{MemoryOutcome, Run};
@@ -150,22 +150,19 @@ impl Sums {
     }
 
     fn row(&self, buffer: &str, pfs: &Sums) -> Row {
-        let (runs, memory) = (self.runs.max(1.0), &self.memory);
-        Row::default()
+        let runs = self.runs.max(1.0);
+        let memory = MemoryOutcome {
+            mean_memory_bytes: self.memory.mean_memory_bytes / runs,
+            ..self.memory
+        };
+        let row = Row::default()
             .with("buffer", buffer)
             .with("write_bytes_per_s", self.writing())
             .with("writes_over_pfs", self.writing() / pfs.writing())
             .with("mean_latency_s", self.write_s / self.checkpoints.max(1.0))
             .with("read_bytes_per_s", self.reading())
             .with("reads_over_pfs", self.reading() / pfs.reading())
-            .with("hit_ratio", self.hits as f64 / self.restarts.max(1) as f64)
-            .with("job_wait_s", memory.job_wait_s)
-            .with("job_waits", memory.job_waits)
-            .with("max_job_wait_s", memory.max_job_wait_s)
-            .with("mean_memory_bytes", memory.mean_memory_bytes / runs)
-            .with("given_back_clean_bytes", memory.dropped_bytes)
-            .with("moved_to_flash_bytes", memory.moved_to_flash_bytes)
-            .with("moved_to_nodes_bytes", memory.moved_to_nodes_bytes)
-            .with("lost_bytes", self.lost_bytes)
+            .with("hit_ratio", self.hits as f64 / self.restarts.max(1) as f64);
+        with_memory(row, &memory).with("lost_bytes", self.lost_bytes)
     }
 }

@@ -110,11 +110,7 @@ pub(super) fn parse(text: &str, overrides: &[Override]) -> Result<Scenario, Scen
             pattern: arrivals_section.word("pattern")?.unwrap_or(Pattern::Random),
         },
         failures: failures(&failures_section)?,
-        assume: Assume {
-            copies_stay: assume_section.boolean("copies_stay")?.unwrap_or(true),
-            whole_files: assume_section.boolean("whole_files")?.unwrap_or(true),
-            reads_are_use: assume_section.boolean("reads_are_use")?.unwrap_or(true),
-        },
+        assume: assume(&assume_section)?,
         applications,
     };
     for section in [
@@ -186,6 +182,14 @@ fn planning(section: &Section<'_>) -> Result<Planning, ScenarioError> {
     Ok(Planning {
         period_s,
         dwpp_bytes,
+    })
+}
+
+fn assume(section: &Section<'_>) -> Result<Assume, ScenarioError> {
+    Ok(Assume {
+        copies_stay: section.boolean("copies_stay")?.unwrap_or(true),
+        whole_files: section.boolean("whole_files")?.unwrap_or(true),
+        reads_are_use: section.boolean("reads_are_use")?.unwrap_or(true),
     })
 }
 
