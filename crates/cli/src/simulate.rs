@@ -167,6 +167,10 @@ fn simulate(
         return finished(what, experiment.run(args.seed.unwrap_or(1), watch));
     }
     let text = match experiment {
+        Some(experiment) if experiment.scenario.is_empty() => {
+            let why = format!("{what}: this experiment has no scenario to vary; it takes --seed");
+            return Err(Failure::fatal(why));
+        }
         Some(experiment) => experiment.scenario.to_owned(),
         None => fs::read_to_string(what)
             .explain(what, "`forebay simulate --list` names what is built in")?,

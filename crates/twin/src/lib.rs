@@ -14,6 +14,7 @@
 pub mod experiment;
 pub mod figure;
 pub mod output;
+pub mod periodic;
 pub mod replay;
 pub mod rng;
 pub mod row;

@@ -5,7 +5,7 @@ use std::str::FromStr;
 
 use forebay_types::{format_size, parse_duration, parse_size};
 
-use crate::experiment::{ExperimentError, Report, Runner, summary};
+use crate::experiment::{ExperimentError, Report, Runner, summary, with_memory};
 use crate::figure::Figure;
 use crate::row::Row;
 use crate::scenario::{Override, Scenario};
@@ -318,7 +318,11 @@ impl Sweep<'_> {
             row = row.with(other.key.clone(), other.value.clone());
         }
         // What is swept is a column already, under the name that the user gave it.
-        for (name, value) in summary(&scenario, &run.outcome).0 {
+        let mut found = summary(&scenario, &run.outcome);
+        if let Some(memory) = run.fleet.as_ref().and_then(|fleet| fleet.memory.as_ref()) {
+            found = with_memory(found, memory);
+        }
+        for (name, value) in found.0 {
             if row.get(&name).is_none() {
                 row.0.push((name, value));
             }
@@ -573,6 +577,17 @@ mod tests {
             "{:?}",
             report.notes
         );
+    }
+
+    #[test]
+    fn what_jobs_wait_for_can_be_a_target() {
+        let axes = ["lending.job_share=0.2,0.8".parse().unwrap()];
+        let targets = ["job_wait_s<=1000".parse().unwrap()];
+        let set = [parse_set("duration=1h").unwrap()];
+        let text = crate::experiment::ONFS;
+        let report = sweep(text, &set, &axes, &targets, &mut |_| true).unwrap();
+        let wait = |row: usize| report.rows[row].number("job_wait_s").unwrap();
+        assert!(wait(0) < wait(1), "{:?}", report.rows);
     }
 
     #[test]

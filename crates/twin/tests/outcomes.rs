@@ -106,3 +106,13 @@ fn nodes_are_in_the_report_one_by_one_and_in_sum() {
         "{names:?}"
     );
 }
+
+/// Several data servers with memory and flash, one of which fails, as they were before memory could
+/// be borrowed.
+#[test]
+fn memory_that_is_not_borrowed_gives_what_it_gave() {
+    let text = include_str!("../scenarios/four-nodes.toml");
+    let before = include_str!("data/outcomes/four-nodes.json");
+    let report = experiment::scenario(text, &[], &mut |_| true).unwrap();
+    assert_eq!(output::json(&report), before);
+}

@@ -3,7 +3,9 @@
 
 mod checkpoint;
 mod direct;
+mod onfs;
 mod restart;
+mod runs;
 #[cfg(test)]
 mod tests;
 mod utilisation;
@@ -12,13 +14,18 @@ mod versions;
 use crate::figure::Figure;
 use crate::row::Row;
 use crate::scenario::{Override, Scenario, ScenarioError};
-use crate::sim::{FleetOutcome, NodeOutcome, Options, Outcome, Run, Stopped, run_watched};
+use crate::sim::{
+    FleetOutcome, MemoryOutcome, NodeOutcome, Options, Outcome, Run, Stopped, run_watched,
+};
 
 /// The scenario that most experiments vary.
 pub const BBOS: &str = include_str!("../../scenarios/bbos.toml");
 
 /// The scenario of `bbos-versions`.
 pub const BBOS_VERSIONS: &str = include_str!("../../scenarios/bbos-versions.toml");
+
+/// The scenario of `onfs`.
+pub const ONFS: &str = include_str!("../../scenarios/onfs.toml");
 
 /// Capacity of the papers' burst buffer in checkpoints, and the size of one.
 const CHECKPOINTS_IN_S: f64 = 40.0;
@@ -101,6 +108,11 @@ impl<'a> Runner<'a> {
 
     /// The sums of a run of a built-in scenario with keys replaced.
     fn outcome(&mut self, text: &str, set: &[(&str, String)]) -> Result<Outcome, ExperimentError> {
+        Ok(self.run_with(text, set)?.outcome)
+    }
+
+    /// As [`Runner::outcome`], with all that came of the run.
+    fn run_with(&mut self, text: &str, set: &[(&str, String)]) -> Result<Run, ExperimentError> {
         let overrides: Vec<Override> = set
             .iter()
             .map(|(key, value)| Override {
@@ -108,7 +120,7 @@ impl<'a> Runner<'a> {
                 value: value.clone(),
             })
             .collect();
-        Ok(self.run(text, &overrides, Options::default())?.outcome)
+        self.run(text, &overrides, Options::default())
     }
 }
 
@@ -118,13 +130,13 @@ pub struct Experiment {
     pub name: &'static str,
     /// In a line.
     pub about: &'static str,
-    /// The scenario it varies.
+    /// The scenario it varies; empty where there is none.
     pub scenario: &'static str,
     run: fn(&mut Runner<'_>) -> Result<Report, ExperimentError>,
 }
 
 /// All built-in experiments.
-pub const EXPERIMENTS: [Experiment; 5] = [
+pub const EXPERIMENTS: [Experiment; 7] = [
     Experiment {
         name: "bbos-utilisation",
         about: "largest data per period that each policy serves, over the capacity",
@@ -154,6 +166,18 @@ pub const EXPERIMENTS: [Experiment; 5] = [
         about: "restarts served from the burst buffer with and without knowing versions",
         scenario: BBOS_VERSIONS,
         run: versions::run,
+    },
+    Experiment {
+        name: "onfs",
+        about: "writes, restarts and jobs beside no, fixed and borrowed memory",
+        scenario: ONFS,
+        run: onfs::run,
+    },
+    Experiment {
+        name: "runs",
+        about: "what is there before each run of an application that reads the same files again",
+        scenario: "",
+        run: runs::run,
     },
 ];
 
@@ -229,7 +253,8 @@ pub fn scenario(
 
 /// What several nodes add to the row of a run.
 pub fn with_nodes(row: Row, found: &FleetOutcome) -> Row {
-    row.with("nodes", found.nodes.len() as u64)
+    let row = row
+        .with("nodes", found.nodes.len() as u64)
         .with("node_failures", found.failures())
         .with("lost_bytes", found.lost_bytes)
         .with("lost_versions", found.lost_versions)
@@ -245,7 +270,22 @@ pub fn with_nodes(row: Row, found: &FleetOutcome) -> Row {
         .with("restart_copy_bytes", found.restart_copy_bytes)
         .with("interrupted", found.interrupted)
         .with("begun_again", found.begun_again)
-        .with("waited_for_node_s", found.waited_for_node_s)
+        .with("waited_for_node_s", found.waited_for_node_s);
+    match &found.memory {
+        None => row,
+        Some(memory) => with_memory(row, memory),
+    }
+}
+
+/// What borrowed memory adds.
+pub fn with_memory(row: Row, memory: &MemoryOutcome) -> Row {
+    row.with("job_wait_s", memory.job_wait_s)
+        .with("job_waits", memory.job_waits)
+        .with("max_job_wait_s", memory.max_job_wait_s)
+        .with("mean_memory_bytes", memory.mean_memory_bytes)
+        .with("given_back_clean_bytes", memory.dropped_bytes)
+        .with("moved_to_flash_bytes", memory.moved_to_flash_bytes)
+        .with("moved_to_nodes_bytes", memory.moved_to_nodes_bytes)
 }
 
 /// A row for each node.

@@ -2,6 +2,7 @@
 //! `docs/twin.md` describes every key.
 
 mod dist;
+mod lending;
 mod nodes;
 mod parse;
 mod read;
@@ -9,6 +10,7 @@ mod read;
 mod tests;
 
 pub use dist::Dist;
+pub use lending::{DrawnJobs, Lending};
 pub use nodes::{NodeSpec, Nodes};
 pub use parse::{MAX_APPLICATIONS, MAX_NODES};
 pub use read::{Override, ScenarioError};
@@ -38,6 +40,8 @@ pub struct Scenario {
     pub bb: BurstBuffer,
     /// Where it is of several data servers, these one by one.
     pub nodes: Option<Nodes>,
+    /// Where their memory is borrowed from jobs, what those want of it.
+    pub lending: Option<Lending>,
     /// What is behind it.
     pub pfs: Pfs,
     /// The planning window.

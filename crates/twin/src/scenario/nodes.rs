@@ -22,7 +22,7 @@ const MAX_RESTART_COPIES: u64 = 8;
 /// One data server.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct NodeSpec {
-    /// Tier of borrowed memory; 0: none.
+    /// Tier of memory; 0: none. With a section `[lending]` the most that it borrows.
     pub memory_bytes: u64,
     /// Tier of flash; 0: none.
     pub flash_bytes: u64,

@@ -8,6 +8,7 @@ use forebay_policy::plan::DrainPolicy;
 use forebay_policy::trigger::DEFAULT_IDLE_S;
 use toml::de::DeTable;
 
+use super::lending::lending;
 use super::nodes::nodes;
 use super::read::{Document, Section};
 use super::{
@@ -73,7 +74,9 @@ pub(super) fn parse(text: &str, overrides: &[Override]) -> Result<Scenario, Scen
     let device = burst_buffer(&bb_section)?;
     let nodes_section = top.section("nodes")?;
     let node_sections = top.sections("node")?;
-    let nodes = nodes(&nodes_section, &node_sections, &bb_section, &device)?;
+    let mut nodes = nodes(&nodes_section, &node_sections, &bb_section, &device)?;
+    let lending_section = top.section("lending")?;
+    let lending = lending(&lending_section, nodes.as_mut())?;
     let bb = nodes.as_ref().map_or(device, Nodes::together);
     let pfs_section = top.section("pfs")?;
     let plan_section = top.section("plan")?;
@@ -101,16 +104,13 @@ pub(super) fn parse(text: &str, overrides: &[Override]) -> Result<Scenario, Scen
         pfs: pfs(&pfs_section, &device)?,
         bb,
         nodes,
+        lending,
         plan,
         arrivals: Arrivals {
             pattern: arrivals_section.word("pattern")?.unwrap_or(Pattern::Random),
         },
         failures: failures(&failures_section)?,
-        assume: Assume {
-            copies_stay: assume_section.boolean("copies_stay")?.unwrap_or(true),
-            whole_files: assume_section.boolean("whole_files")?.unwrap_or(true),
-            reads_are_use: assume_section.boolean("reads_are_use")?.unwrap_or(true),
-        },
+        assume: assume(&assume_section)?,
         applications,
     };
     for section in [
@@ -122,6 +122,7 @@ pub(super) fn parse(text: &str, overrides: &[Override]) -> Result<Scenario, Scen
         &failures_section,
         &assume_section,
         &nodes_section,
+        &lending_section,
     ]
     .into_iter()
     .chain(&application_sections)
@@ -181,6 +182,14 @@ fn planning(section: &Section<'_>) -> Result<Planning, ScenarioError> {
     Ok(Planning {
         period_s,
         dwpp_bytes,
+    })
+}
+
+fn assume(section: &Section<'_>) -> Result<Assume, ScenarioError> {
+    Ok(Assume {
+        copies_stay: section.boolean("copies_stay")?.unwrap_or(true),
+        whole_files: section.boolean("whole_files")?.unwrap_or(true),
+        reads_are_use: section.boolean("reads_are_use")?.unwrap_or(true),
     })
 }
 
@@ -291,6 +300,10 @@ fn check_nodes(
     nodes: &Nodes,
     section: &Section<'_>,
 ) -> Result<(), ScenarioError> {
+    if scenario.policy == DrainPolicy::Dedicated && scenario.lending.is_some() {
+        let why = "dedicated is modelled without [lending]";
+        return Err(section.error("nodes", None, why));
+    }
     if scenario.policy == DrainPolicy::Dedicated && nodes.all.len() > 1 {
         let why = "dedicated is modelled without [nodes], or with one node";
         return Err(section.error("nodes", None, why));

@@ -220,23 +220,12 @@ impl<'a> Section<'a> {
         let mut names = vec![self.full(key)];
         names.extend(self.aliases.iter().map(|alias| format!("{alias}.{key}")));
         if let Some(text) = self.document.replaced(&names, key) {
-            let raw = match (text.parse::<f64>(), text.parse::<bool>()) {
-                (Ok(number), _) => Raw::Number(number),
-                (_, Ok(truth)) => Raw::Bool(truth),
-                _ => Raw::Text(text.into()),
-            };
+            let raw = plain(text);
             return Some(Found { raw, line: None });
         }
         let value = self.table?.get(key)?;
         let line = Some(self.document.line(&value.span()));
-        let raw = match value.get_ref() {
-            DeValue::String(text) => Raw::Text(text.to_string()),
-            DeValue::Boolean(truth) => Raw::Bool(*truth),
-            DeValue::Table(table) => Raw::Table(table),
-            DeValue::Integer(i) if i.radix() == 10 => number(i.as_str()),
-            DeValue::Float(f) => number(f.as_str()),
-            other => Raw::Other(kind(other)),
-        };
+        let raw = raw(value.get_ref());
         Some(Found { raw, line })
     }
 
@@ -417,6 +406,39 @@ impl<'a> Section<'a> {
         self.list(key, "a size", size)
     }
 
+    /// A list of pairs of a time and a size; from outside `600=40GiB,1200=0`.
+    pub fn times_and_sizes(&self, key: &str) -> Result<Option<Vec<(f64, u64)>>, ScenarioError> {
+        const WANTED: &str = "a list of pairs such as [600, \"40GiB\"]";
+        let Some(found) = self.find(key) else {
+            return Ok(None);
+        };
+        let wrong = |why| self.error(key, found.line, why);
+        let pair = |(at, bytes): (Raw<'_>, Raw<'_>)| {
+            let pair = seconds(&at).and_then(|at_s| Ok((at_s, size(&bytes)?)));
+            pair.map_err(wrong)
+        };
+        if let (Raw::Text(text), None) = (&found.raw, found.line) {
+            let one = |part: &str| {
+                let split = part.trim().split_once('=');
+                let (at, bytes) = split.ok_or_else(|| wrong(not_a("600=40GiB,1200=0", part)))?;
+                pair((plain(at), plain(bytes)))
+            };
+            let parts = text.split(',').filter(|_| !text.trim().is_empty());
+            return parts.map(one).collect::<Result<_, _>>().map(Some);
+        }
+        let list = self.table.and_then(|t| t.get(key)).map(Spanned::get_ref);
+        let Some(DeValue::Array(all)) = list else {
+            return Err(wrong(not_a(WANTED, found.raw.kind())));
+        };
+        let one = |value: &Spanned<DeValue<'a>>| match value.get_ref() {
+            DeValue::Array(two) if two.len() == 2 => {
+                pair((raw(two[0].get_ref()), raw(two[1].get_ref())))
+            }
+            other => Err(wrong(not_a(WANTED, kind(other)))),
+        };
+        all.iter().map(one).collect::<Result<_, _>>().map(Some)
+    }
+
     /// Refuses keys that nobody asked for.
     pub fn finish(&self) -> Result<(), ScenarioError> {
         let asked = self.asked.borrow();
@@ -456,6 +478,26 @@ fn kind(value: &DeValue<'_>) -> &'static str {
         DeValue::Datetime(_) => "a date",
         DeValue::Array(_) => "a list",
         DeValue::Table(_) => "a table",
+    }
+}
+
+fn raw<'a>(value: &'a DeValue<'a>) -> Raw<'a> {
+    match value {
+        DeValue::String(text) => Raw::Text(text.to_string()),
+        DeValue::Boolean(truth) => Raw::Bool(*truth),
+        DeValue::Table(table) => Raw::Table(table),
+        DeValue::Integer(i) if i.radix() == 10 => number(i.as_str()),
+        DeValue::Float(f) => number(f.as_str()),
+        other => Raw::Other(kind(other)),
+    }
+}
+
+/// A value from the command line.
+fn plain(text: &str) -> Raw<'static> {
+    match (text.parse::<f64>(), text.parse::<bool>()) {
+        (Ok(number), _) => Raw::Number(number),
+        (_, Ok(truth)) => Raw::Bool(truth),
+        _ => Raw::Text(text.into()),
     }
 }
 

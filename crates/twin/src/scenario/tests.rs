@@ -300,3 +300,113 @@ fn the_scenario_of_the_page_on_scale_is_read() {
         "its first line says so: {a_node}"
     );
 }
+
+/// [`FOUR`] with memory that is borrowed.
+fn lent(jobs: &str) -> String {
+    format!("{FOUR}[lending]\ntotal = \"64GiB\"\n{jobs}\n")
+}
+
+#[test]
+fn borrowed_memory_is_read() {
+    let jobs = "jobs = [[600, \"40GiB\"], [\"20m\", 0]]\napart = \"1m\"\nmin = \"1GiB\"";
+    let s = Scenario::parse(&lent(jobs), &[]).unwrap();
+    let lending = s.lending.as_ref().unwrap();
+    assert_eq!(lending.jobs, [(600.0, 40 << 30), (1200.0, 0)]);
+    assert_eq!((lending.apart_s, lending.max_share), (60.0, 0.5));
+    // The most is the memory of the node, where the share of it is not less.
+    let memory = |s: &Scenario| s.nodes.as_ref().unwrap().all[3].memory_bytes;
+    assert_eq!(memory(&s), 16 << 30);
+    let set = |key: &str, value: &str| Override {
+        key: key.into(),
+        value: value.into(),
+    };
+    let all = [
+        set("lending.max_share", "0.125"),
+        set("lending.max", "12GiB"),
+        set("lending.jobs", "10=1GiB, 20=0"),
+    ];
+    let s = Scenario::parse(&lent(""), &all).unwrap();
+    assert_eq!(memory(&s), 8 << 30);
+    assert_eq!(s.bb.capacity_bytes, 4 * (256_000_000_000 + (8u64 << 30)));
+    assert_eq!(s.lending.unwrap().jobs, [(10.0, 1 << 30), (20.0, 0)]);
+    // Keys from outside are enough.
+    let s = Scenario::parse(FOUR, &[set("lending.total", "64GiB")]).unwrap();
+    assert!(
+        s.lending
+            .is_some_and(|l| l.jobs.is_empty() && l.drawn.is_none())
+    );
+    assert_eq!(Scenario::parse(FOUR, &[]).unwrap().lending, None);
+}
+
+#[test]
+fn jobs_that_are_drawn_are_read() {
+    let drawn = "job_every = \"10m\"\njob_share = 0.5\njob_time = { exponential = \"5m\" }";
+    let s = Scenario::parse(&lent(drawn), &[]).unwrap();
+    let drawn = DrawnJobs {
+        every_s: 600.0,
+        bytes: 32 << 30,
+        lasts: Dist::Exponential(300.0),
+    };
+    assert_eq!(s.lending.unwrap().drawn, Some(drawn));
+}
+
+#[test]
+fn bad_lending_is_refused_with_line_and_reason() {
+    // Of the section, and of its first line but one.
+    let (section, line) = (FOUR.lines().count() + 1, FOUR.lines().count() + 3);
+    let cases = [
+        ("max_share = 2", line, "max_share", "from 0 to 1"),
+        ("max_share = 0", line, "max_share", "more than 0"),
+        ("jobs = [[600, 1], [599, 0]]", line, "jobs", "in order"),
+        ("jobs = [[600, \"65GiB\"]]", line, "jobs", "a node has"),
+        ("jobs = [[600, -1]]", line, "jobs", "positive size"),
+        ("jobs = [[-1, 1]]", line, "jobs", "positive duration"),
+        ("jobs = [[600]]", line, "jobs", "list of pairs"),
+        ("jobs = [600, 1]", line, "jobs", "list of pairs"),
+        ("jobs = \"600=1\"", line, "jobs", "list of pairs"),
+        ("min = \"17GiB\"", line, "min", "exceeds the most"),
+        ("max = \"1MiB\"", line, "max", "at least"),
+        ("job_every = 0", section, "job_share", "missing"),
+        (
+            "job_every = 0\njob_share = 0.5\njob_time = 1",
+            line,
+            "job_every",
+            "more than 0",
+        ),
+        ("job_share = 2", line, "job_share", "from 0 to 1"),
+        (
+            "jobs = [[1, 1]]\njob_every = 1\njob_share = 0.5\njob_time = 1",
+            line + 1,
+            "job_every",
+            "leave one",
+        ),
+        ("maxshare = 0.5", line, "maxshare", "unknown key"),
+    ];
+    for (jobs, line, key, why) in cases {
+        let error = Scenario::parse(&lent(jobs), &[]).unwrap_err();
+        assert_eq!(error.key, format!("lending.{key}"), "{jobs}: {error}");
+        assert_eq!(error.line, Some(line), "{jobs}: {error}");
+        assert!(error.why.contains(why), "{jobs}: {error}");
+    }
+    let without = [
+        lent("").replace("memory = \"16GiB\"\n", ""),
+        format!("{GOOD}[lending]\ntotal = \"64GiB\"\n"),
+    ];
+    for text in without {
+        let error = Scenario::parse(&text, &[]).unwrap_err();
+        assert_eq!(error.key, "lending.total", "{error}");
+        assert!(error.why.contains("[nodes] with memory"), "{error}");
+    }
+    let none = lent("").replace("total = \"64GiB\"\n", "");
+    let error = Scenario::parse(&none, &[]).unwrap_err();
+    assert_eq!(
+        (error.key.as_str(), error.line),
+        ("lending.total", Some(section))
+    );
+    let set = |value: &str| Override {
+        key: "lending.jobs".into(),
+        value: value.into(),
+    };
+    let error = Scenario::parse(&lent(""), &[set("600:1GiB")]).unwrap_err();
+    assert!(error.why.contains("600=40GiB,1200=0"), "{error}");
+}

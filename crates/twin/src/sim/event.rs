@@ -29,6 +29,15 @@ pub(super) enum Event {
     NodeFails(Option<u32>),
     /// A data server is back.
     NodeIsBack(u32),
+    /// It is looked how much memory this tier may have.
+    Look(u32),
+    /// Jobs beside this tier have another amount of memory: the second number counts them, in the
+    /// scenario's list.
+    JobsWant(u32, u32),
+    /// A job comes that was drawn.
+    JobComes(u32),
+    /// It ends.
+    JobEnds(u32),
 }
 
 #[derive(Debug, Clone, Copy)]

@@ -78,7 +78,7 @@ impl Sim<'_> {
         let queue = match part.state {
             State::Dirty => &mut node.dirty_queue,
             State::Clean => &mut node.clean_queue,
-            State::Demoting | State::Writing | State::Second => return,
+            State::Demoting | State::Writing | State::Second | State::Moving => return,
         };
         if queue.remove(&before) {
             queue.insert(&after);
@@ -228,10 +228,14 @@ impl Sim<'_> {
     }
 
     /// The application has read its checkpoint and computes again.
-    pub(super) fn end_restart(&mut self, app: u32, by_node: bool) {
+    pub(super) fn end_restart(&mut self, app: u32, arrive_s: f64, by_node: bool) {
         let now_s = self.now_s;
         let a = &mut self.apps[app as usize];
         let kind = &self.scenario.applications[a.kind as usize];
+        if let Some(newest) = a.newest {
+            self.outcome.restart_read_bytes += kind.version_bytes(newest);
+            self.outcome.restart_read_s += now_s - arrive_s;
+        }
         a.newest_s = now_s;
         let given = usize::try_from(a.version).unwrap_or(usize::MAX);
         a.due_s = match kind.times_s.is_empty() {

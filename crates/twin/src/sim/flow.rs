@@ -28,6 +28,7 @@ impl Sim<'_> {
         if dt <= 0.0 {
             return;
         }
+        let used_before = n.used();
         n.last_s = now_s;
         if n.is_busy() {
             n.foreground_s = now_s;
@@ -54,8 +55,12 @@ impl Sim<'_> {
             n.meter.on_write(written, begun_s);
             n.written += written;
         }
-        debug_assert!(n.dirty + n.clean <= n.capacity);
-        let used = n.dirty + n.clean;
+        let used = n.used();
+        debug_assert!(used <= n.most);
+        n.most = n.capacity.max(used);
+        if let Some(borrowed) = &mut n.borrowed {
+            borrowed.passed(begun_s, dt, [used_before, used], n.is_up);
+        }
         n.peak = n.peak.max(used);
         self.outcome.max_used_bytes = self.outcome.max_used_bytes.max(used);
         self.outcome.max_dirty_bytes = self.outcome.max_dirty_bytes.max(n.dirty);
@@ -116,7 +121,7 @@ impl Sim<'_> {
         self.parts[id].written += bytes;
         match role {
             Role::First => n.dirty += bytes,
-            Role::Second => {
+            Role::Second | Role::Moved => {
                 n.dirty += bytes;
                 n.seconds += bytes;
             }
@@ -128,7 +133,7 @@ impl Sim<'_> {
         }
         match role {
             Role::First => bytes,
-            Role::Second | Role::Restart => 0,
+            Role::Second | Role::Restart | Role::Moved => 0,
         }
     }
 
@@ -173,19 +178,21 @@ impl Sim<'_> {
         let n = &mut self.nodes[node];
         n.stall_share = 0.0;
         let is_full = n.is_full() && n.shares.is_none();
+        let is_owing = n.dirty > n.capacity;
         if is_full && total > demotion {
-            let share = demotion / total;
+            // Nothing comes before what was given back has left.
+            let share = if is_owing { 0.0 } else { demotion / total };
             n.stall_share = 1.0 - share;
             n.workers
                 .iter_mut()
                 .filter(|w| w.access.part().is_some())
                 .for_each(|w| w.rate *= share);
-            total = demotion;
+            total = if is_owing { 0.0 } else { demotion };
             self.ask_when_full(node);
         }
         let n = &mut self.nodes[node];
         // Only what is being written can be demoted, so no faster than it is written.
-        if n.demoting.is_none() && n.demotion_rate > total {
+        if n.demoting.is_none() && n.demotion_rate > total && !is_owing {
             n.demotion_rate = total;
         }
         self.end_of_step(node, total, is_full);
@@ -248,7 +255,10 @@ impl Sim<'_> {
             n.ends_demotion = bound(self.parts[id].dirty() as f64 / n.demotion_rate);
             cut |= n.ends_demotion;
         }
-        let free = n.capacity - n.dirty - n.clean;
+        if n.dirty > n.capacity && n.demotion_rate > 0.0 {
+            cut |= bound((n.dirty - n.capacity) as f64 / n.demotion_rate);
+        }
+        let free = n.free();
         if total > 0.0 && !is_full {
             cut |= bound(free as f64 / total);
         }
@@ -306,7 +316,7 @@ impl Sim<'_> {
             under_way_bytes: 0.0,
             was_full: false,
             is_idle,
-            is_starved: (has_writers && n.is_full()) || !n.blocked.is_empty(),
+            is_starved: (has_writers && n.is_full()) || !n.blocked.is_empty() || n.must_drain(),
         };
         let (bw_max, br_max) = (n.input.bw_max_bytes_per_s, n.input.br_max_bytes_per_s);
         let rates = |dwsf_bytes: f64| {

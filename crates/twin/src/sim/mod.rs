@@ -19,7 +19,7 @@ mod stats;
 #[cfg(test)]
 mod tests;
 
-pub use fleet::{FleetOutcome, NodeOutcome};
+pub use fleet::{FleetOutcome, MemoryOutcome, NodeOutcome};
 pub use stats::{JobRecord, Outcome, Sample};
 
 use forebay_policy::version::VersionTracker;
@@ -271,6 +271,10 @@ impl<'a> Sim<'a> {
             Event::Report => self.report(),
             Event::NodeFails(host) => self.node_fails(host),
             Event::NodeIsBack(host) => self.node_is_back(host),
+            Event::Look(node) => self.look(node as usize),
+            Event::JobsWant(node, nth) => self.jobs_want(node as usize, nth),
+            Event::JobComes(node) => self.job_comes(node as usize),
+            Event::JobEnds(node) => self.job_ends(node as usize),
         }
     }
 

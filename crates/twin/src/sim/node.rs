@@ -11,6 +11,7 @@ use forebay_policy::queue::VictimQueue;
 use forebay_policy::schedule::{Class, Scheduler, TurnEnd};
 use forebay_policy::share::Shares;
 
+use super::fleet::Borrowed;
 use super::part::PartId;
 
 /// What an application does with a node.
@@ -85,8 +86,9 @@ pub(super) struct Moved {
     pub is_drained_by_fsync: bool,
 }
 
-/// `dirty + clean ≤ capacity`, always: bytes are whole numbers, and none is written before its
-/// space is free.
+/// `dirty + clean ≤ most`, always: bytes are whole numbers, and none is written before its space is
+/// free. `most` is the capacity. Only where memory was given back it is more: what is in it stays
+/// until it has left, nothing comes meanwhile, and `most` falls with it down to the capacity.
 pub(super) struct Node {
     /// The data server that it is a tier of.
     pub host: u32,
@@ -106,6 +108,12 @@ pub(super) struct Node {
     pub drained: u64,
     pub written: u64,
     pub capacity: u64,
+    /// The capacity, or what was there when it was lowered, as far as that has not left.
+    pub most: u64,
+    /// The most that the capacity ever is.
+    pub full: u64,
+    /// Where it is memory that jobs may want back.
+    pub borrowed: Option<Box<Borrowed>>,
     pub dirty: u64,
     pub clean: u64,
     pub workers: Vec<Worker>,
@@ -166,6 +174,9 @@ impl Node {
             drained: 0,
             written: 0,
             capacity,
+            most: capacity,
+            full: capacity,
+            borrowed: None,
             dirty: 0,
             clean: 0,
             workers: Vec::new(),
@@ -194,7 +205,26 @@ impl Node {
     }
 
     pub fn free(&self) -> u64 {
-        self.capacity - self.dirty - self.clean
+        self.capacity.saturating_sub(self.used())
+    }
+
+    pub fn used(&self) -> u64 {
+        self.dirty + self.clean
+    }
+
+    /// What it has beyond its capacity: memory that was given back and is still occupied.
+    pub fn owed(&self) -> u64 {
+        self.used().saturating_sub(self.capacity)
+    }
+
+    /// Whether jobs wait for memory that only demotion can free.
+    pub fn must_drain(&self) -> bool {
+        self.borrowed.as_ref().is_some_and(|b| b.is_stuck) && self.owed() > 0
+    }
+
+    /// What eviction would make free.
+    fn evictable(&self) -> u64 {
+        self.clean.saturating_sub(self.owed())
     }
 
     /// Whether an application reads or writes: demotion that runs only in pauses waits then.
@@ -217,9 +247,9 @@ impl Node {
                 kind: self.kind,
                 capacity_bytes: self.capacity,
                 free_bytes: self.free(),
-                reserved_bytes: self.reserved().min(self.free() + self.clean),
+                reserved_bytes: self.reserved().min(self.free() + self.evictable()),
             },
-            evictable_bytes: self.clean,
+            evictable_bytes: self.evictable(),
         }
     }
 
@@ -236,7 +266,7 @@ impl Node {
 
     /// Whether all but a unit is undrained, so that a writer finds no space.
     pub fn is_full(&self) -> bool {
-        self.capacity - self.dirty < self.unit()
+        self.capacity.saturating_sub(self.dirty) < self.unit()
     }
 
     /// The node's space as the policy sees it.

@@ -18,6 +18,8 @@ pub(super) enum State {
     Clean,
     /// A second copy that is whole: its first one is the one that is demoted.
     Second,
+    /// Whole, in memory that jobs want, and on its way to where a copy is filled for it.
+    Moving,
 }
 
 /// What a part is there for.
@@ -30,6 +32,8 @@ pub(super) enum Role {
     Second,
     /// A copy of a drained part, for restarts.
     Restart,
+    /// What has arrived of a part that moves; takes its place, and its role, once it is whole.
+    Moved,
 }
 
 /// `evicted ≤ demoted ≤ written ≤ size`, always.
@@ -76,6 +80,11 @@ impl Part {
     /// Whether a restart finds all of the part in the burst buffer.
     pub fn is_whole(&self) -> bool {
         self.evicted == 0 && self.written == self.size && self.state != State::Writing
+    }
+
+    /// Whether it is a second copy that could take the place of its first one.
+    pub fn is_second(&self) -> bool {
+        self.role == Role::Second && matches!(self.state, State::Second | State::Moving)
     }
 
     /// The part as the policy sees it.

@@ -373,7 +373,7 @@ impl Sim<'_> {
         let phase = *phase;
         self.apps[app as usize].phase = None;
         match phase.is_read {
-            true => self.end_restart(app, phase.by_node),
+            true => self.end_restart(app, phase.arrive_s, phase.by_node),
             false => self.end_checkpoint(app, &phase),
         }
     }
@@ -488,7 +488,7 @@ impl Sim<'_> {
                     return true;
                 }
             }
-            State::Demoting | State::Writing | State::Second => {}
+            State::Demoting | State::Writing | State::Second | State::Moving => {}
         }
         false
     }

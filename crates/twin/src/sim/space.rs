@@ -9,7 +9,17 @@ impl Sim<'_> {
     /// Frees clean bytes for `wanted_bytes` more, as far as there are any; the order and the amount
     /// are the policy's.
     pub(super) fn make_room(&mut self, node: usize, wanted_bytes: u64) {
-        let mut left = evict_needed(&self.nodes[node].space(), wanted_bytes);
+        match evict_needed(&self.nodes[node].space(), wanted_bytes) {
+            0 => {}
+            needed => {
+                self.evict(node, needed.saturating_add(self.nodes[node].owed()));
+            }
+        }
+    }
+
+    /// Frees so many clean bytes, as far as there are any; the order is the policy's.
+    pub(super) fn evict(&mut self, node: usize, wanted_bytes: u64) {
+        let mut left = wanted_bytes;
         while left > 0 {
             let n = &self.nodes[node];
             let queued = n.clean_queue.first().map(|id| id as PartId);
@@ -49,13 +59,13 @@ impl Sim<'_> {
             State::Clean => {
                 node.clean_queue.remove(&candidate);
             }
-            State::Demoting | State::Writing | State::Second => {}
+            State::Demoting | State::Writing | State::Second | State::Moving => {}
         }
         if node.demoting == Some(id) {
             node.demoting = None;
         }
         node.dirty -= part.dirty();
-        if part.role == Role::Second {
+        if matches!(part.role, Role::Second | Role::Moved) {
             node.seconds -= part.dirty();
         }
         node.clean -= part.clean();

@@ -105,6 +105,10 @@ pub struct Outcome {
     pub hits: u64,
     /// Hits over restarts; `None` without restarts.
     pub hit_ratio: Option<f64>,
+    /// Read by restarts that disturb others, and how long that took, all restarts together.
+    pub restart_read_bytes: u64,
+    /// See above.
+    pub restart_read_s: f64,
     /// Work done again after failures, all applications together.
     pub lost_work_s: f64,
     /// Staged in before applications started.

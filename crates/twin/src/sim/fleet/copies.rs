@@ -38,6 +38,7 @@ impl Sim<'_> {
 
     /// A part was removed: a first one takes its second along.
     pub(in super::super) fn part_is_gone(&mut self, id: PartId, part: &Part) {
+        self.move_ends_with(id, part);
         if self.scenario.nodes.is_none() || part.role != Role::First || self.fleet.is_moving {
             return;
         }
@@ -217,7 +218,14 @@ impl Sim<'_> {
         true
     }
 
-    fn add_copy(&mut self, node: usize, of: &Part, role: Role, bytes: u64, way: Way) {
+    pub(super) fn add_copy(
+        &mut self,
+        node: usize,
+        of: &Part,
+        role: Role,
+        bytes: u64,
+        way: Way,
+    ) -> PartId {
         self.advance(node);
         let id = self.parts.add(Part {
             node: node as u32,
@@ -236,7 +244,8 @@ impl Sim<'_> {
         self.apps[of.app as usize].parts.push(id);
         self.note_resident(of.app, node as u32, true);
         // Restart copies go over a network of their own.
-        let way = Some(way).filter(|_| self.fleet.has_links && role == Role::Second);
+        let has_way = self.fleet.has_links && role != Role::Restart && way.from != way.to;
+        let way = Some(way).filter(|_| has_way);
         self.nodes[node].workers.push(Worker {
             app: of.app,
             access: Access::Copy(id),
@@ -248,6 +257,7 @@ impl Sim<'_> {
         });
         self.way_begins(node, way);
         self.touched.push(node);
+        id
     }
 
     /// A node has no free space left: copies for restarts are not worth any other.
@@ -282,6 +292,10 @@ impl Sim<'_> {
     /// A copy that nobody waited for is whole.
     pub(in super::super) fn end_copy(&mut self, id: PartId) {
         let part = self.parts[id];
+        if part.role == Role::Moved {
+            self.end_move(id);
+            return;
+        }
         if part.role == Role::Restart {
             self.parts[id].state = State::Clean;
             let part = self.parts[id];

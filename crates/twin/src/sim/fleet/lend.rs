@@ -114,7 +114,12 @@ impl Sim<'_> {
         lent.load.is_idle = self.nodes.iter().all(|n| is_idle(n, now_s, scenario));
         lent.load.is_starved = self.nodes.iter().any(is_starved);
         let dwpp = scenario.plan.dwpp_bytes.or(predicted);
-        if dwpp == lent.planned_bytes {
+        let capacity: f64 = self.nodes.iter().map(|n| n.capacity as f64).sum();
+        // Memory was borrowed or given back.
+        let is_other = capacity / lent.copies != lent.capacity_bytes;
+        lent.capacity_bytes = capacity / lent.copies;
+        lent.load.limit_bytes = capacity;
+        if dwpp == lent.planned_bytes && !is_other {
             return;
         }
         lent.planned_bytes = dwpp;
@@ -214,5 +219,5 @@ fn is_idle(n: &Node, now_s: f64, scenario: &Scenario) -> bool {
 }
 
 fn is_starved(n: &Node) -> bool {
-    (n.fillers().next().is_some() && n.is_full()) || !n.blocked.is_empty()
+    (n.fillers().next().is_some() && n.is_full()) || !n.blocked.is_empty() || n.must_drain()
 }

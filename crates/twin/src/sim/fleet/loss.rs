@@ -28,6 +28,7 @@ impl Sim<'_> {
             self.plan_node_failure(host);
         }
         self.calendar.plan(0.0, Event::Report);
+        self.plan_jobs();
     }
 
     fn plan_node_failure(&mut self, host: u32) {
@@ -110,6 +111,7 @@ impl Sim<'_> {
             self.advance(node);
             self.nodes[node].is_up = true;
             self.touched.push(node);
+            self.borrow_anew(node);
         }
         self.read_what_waited();
         self.protect_what_is_back(host);
@@ -233,6 +235,7 @@ impl Sim<'_> {
             match part.role {
                 Role::Restart if is_lost => self.drop_copy(id),
                 Role::Restart => {}
+                Role::Moved => self.drop_copy(id),
                 Role::Second => {
                     self.drop_copy(id);
                     if let Some(first) =
@@ -270,11 +273,12 @@ impl Sim<'_> {
         let second = self.part_of(part.app, part.version, part.slot, Role::Second);
         let is_alive = |id: &PartId| {
             let second = &self.parts[*id];
-            second.state == State::Second && self.nodes[second.node as usize].is_up
+            second.is_second() && self.nodes[second.node as usize].is_up
         };
         let Some(second) = second.filter(is_alive) else {
             return false;
         };
+        self.stop_moving(second);
         // A copy that goes with its first one is no longer its second.
         self.parts[second].role = Role::First;
         self.parts[second].state = State::Dirty;
@@ -317,9 +321,10 @@ impl Sim<'_> {
                 if part.role != Role::First || !is_promised || part.dirty() == 0 {
                     continue;
                 }
-                let second = a.parts.iter().map(|id| &self.parts[*id]).any(|o| {
-                    (o.version, o.slot, o.state) == (part.version, part.slot, State::Second)
-                });
+                let second =
+                    a.parts.iter().map(|id| &self.parts[*id]).any(|o| {
+                        (o.version, o.slot, o.is_second()) == (part.version, part.slot, true)
+                    });
                 if !second {
                     bytes += part.dirty();
                 }

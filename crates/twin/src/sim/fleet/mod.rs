@@ -6,13 +6,18 @@
 mod copies;
 mod lend;
 mod loss;
+mod memory;
+#[cfg(test)]
+mod memory_tests;
+mod moves;
 mod outcome;
 mod place;
 mod read;
 #[cfg(test)]
 mod tests;
 
-pub use outcome::{FleetOutcome, NodeOutcome};
+pub(super) use memory::Borrowed;
+pub use outcome::{FleetOutcome, MemoryOutcome, NodeOutcome};
 
 use std::ops::Range;
 
@@ -60,6 +65,8 @@ pub(super) enum PutOff {
     WhenFull(usize),
     /// This copy is given up, if it is still being filled.
     DropCopy(PartId),
+    /// A part has left this memory: the next one follows.
+    GiveBack(usize),
 }
 
 /// All data servers; empty where the scenario has no `[nodes]`.
@@ -101,7 +108,7 @@ impl Fleet {
     pub fn copy_network(&self, role: Role) -> f64 {
         match role {
             Role::Restart => self.restart_network_bytes_per_s,
-            Role::First | Role::Second => f64::INFINITY,
+            Role::First | Role::Second | Role::Moved => f64::INFINITY,
         }
     }
 }
@@ -130,6 +137,13 @@ pub(super) fn build(scenario: &Scenario) -> (Vec<Node>, Fleet) {
             let input = bandwidths(bb).input(bb.capacity_bytes as f64, 0.0, scenario.plan.period_s);
             let mut node = new_node(scenario, bb.capacity_bytes, input, bb.read_bytes_per_s);
             (node.host, node.kind) = (hosts.len() as u32, *kind);
+            if let Some(lending) = scenario
+                .lending
+                .as_ref()
+                .filter(|_| *kind == TierKind::Dram)
+            {
+                node.borrowed = Some(Box::new(Borrowed::new(scenario.seed, lending, &node)));
+            }
             tiers.push(node);
         }
         holders.push(Holder {
@@ -240,6 +254,7 @@ impl Sim<'_> {
                     }
                 }
                 PutOff::WhenFull(node) => self.when_full(node),
+                PutOff::GiveBack(node) => self.give_back(node),
                 PutOff::DropCopy(id) => {
                     let node = self.parts[id].node as usize;
                     let mut workers = self.nodes[node].workers.iter();

@@ -70,6 +70,27 @@ pub struct FleetOutcome {
     pub begun_again: u64,
     /// Time that restarts waited for a node that was away.
     pub waited_for_node_s: f64,
+    /// What came of borrowed memory, where the scenario has that.
+    pub memory: Option<MemoryOutcome>,
+}
+
+/// What jobs and the burst buffer had of memory that was borrowed; all nodes together.
+#[derive(Debug, Clone, Copy, PartialEq, Default, Serialize)]
+pub struct MemoryOutcome {
+    /// Time in which jobs wanted more memory than there was.
+    pub job_wait_s: f64,
+    /// How often they did.
+    pub job_waits: u64,
+    /// The longest of these times.
+    pub max_job_wait_s: f64,
+    /// Memory of the tiers, the mean over time, bytes.
+    pub mean_memory_bytes: f64,
+    /// Dropped for jobs: clean copies, bytes.
+    pub dropped_bytes: u64,
+    /// Moved for jobs to the flash of the same node, bytes.
+    pub moved_to_flash_bytes: u64,
+    /// Moved for jobs to another node, bytes.
+    pub moved_to_nodes_bytes: u64,
 }
 
 impl FleetOutcome {
@@ -108,12 +129,14 @@ impl Sim<'_> {
     pub(in super::super) fn fleet_outcome(&mut self) -> Option<FleetOutcome> {
         let nodes = self.scenario.nodes.as_ref()?;
         self.note_at_risk();
+        let memory = self.memory_outcome();
         let mut found = std::mem::take(&mut self.fleet.sums);
+        found.memory = memory;
         for (host, spec) in self.fleet.hosts.iter().zip(&nodes.all) {
             let (pools, sums) = (&self.nodes[host.pools.clone()], host.sums);
             found.nodes.push(NodeOutcome {
                 rack: spec.rack,
-                capacity_bytes: pools.iter().map(|n| n.capacity).sum(),
+                capacity_bytes: pools.iter().map(|n| n.full).sum(),
                 peak_bytes: pools.iter().map(|n| n.peak).sum(),
                 written_bytes: pools.iter().map(|n| n.written).sum(),
                 drained_bytes: pools.iter().map(|n| n.drained).sum(),

@@ -1,0 +1,263 @@
+//! Memory is given back: clean bytes go, then whole parts move to the flash of the same node, or to
+//! another node. What can move nowhere is drained.
+
+use forebay_policy::handover::{Growing, WhenFull, when_full};
+use forebay_policy::holders::HolderId;
+use forebay_policy::placement::TierSpace;
+use forebay_policy::spill::flash_with_clean;
+
+use super::super::Sim;
+use super::super::node::Way;
+use super::super::part::{Part, PartId, Role, State};
+use super::PutOff;
+use super::place::{object, wanted};
+use crate::scenario::Nodes;
+
+/// So many parts are asked, in the order in which they would be drained, whether there is a place
+/// for them.
+const ASKED_MAX: usize = 64;
+
+impl Sim<'_> {
+    /// Has what a memory tier holds beyond its capacity leave, one part after the other.
+    pub(in super::super) fn give_back(&mut self, node: usize) {
+        self.advance(node);
+        let n = &self.nodes[node];
+        let (owed, clean) = (n.owed(), n.clean);
+        if n.borrowed.is_none() || !n.is_up {
+            return;
+        }
+        if owed > 0 {
+            self.evict(node, owed);
+            self.touched.push(node);
+        }
+        let n = &self.nodes[node];
+        let (dropped, owed) = (clean - n.clean, n.owed());
+        let is_moving = n.borrowed.as_ref().is_some_and(|b| b.moving.is_some());
+        let is_stuck = owed > 0 && !is_moving && !self.begin_move(node);
+        if let Some(borrowed) = &mut self.nodes[node].borrowed {
+            borrowed.sums.dropped_bytes += dropped;
+            borrowed.is_stuck = is_stuck;
+        }
+    }
+
+    /// Begins to move the first part for which there is a place; `false` without any.
+    fn begin_move(&mut self, node: usize) -> bool {
+        let scenario = self.scenario;
+        let Some(nodes) = &scenario.nodes else {
+            return false;
+        };
+        self.look_at_holders();
+        let mut asked = Vec::new();
+        let mut found = None;
+        while let Some(id) = self.nodes[node].dirty_queue.first().map(|id| id as PartId) {
+            if asked.len() == ASKED_MAX {
+                break;
+            }
+            let part = &self.parts[id];
+            let mtbf_s = self.apps[part.app as usize].known_mtbf_s;
+            let candidate = part.candidate(id, mtbf_s);
+            self.nodes[node].dirty_queue.remove(&candidate);
+            if let Some(to) = self.place_to_move(nodes, node, id) {
+                found = Some((id, to));
+                break;
+            }
+            asked.push(candidate);
+        }
+        for candidate in &asked {
+            self.nodes[node].dirty_queue.insert(candidate);
+        }
+        if found.is_none() && self.nodes[node].seconds > 0 {
+            let all = self.apps.iter().flat_map(|a| a.parts.iter().copied());
+            let is_its = |id: &PartId| {
+                let part = &self.parts[*id];
+                part.node as usize == node && part.state == State::Second
+            };
+            let seconds: Vec<PartId> = all.filter(is_its).take(ASKED_MAX).collect();
+            found = seconds.into_iter().find_map(|id| {
+                let to = self.place_to_move(nodes, node, id)?;
+                Some((id, to))
+            });
+        }
+        let Some((id, to)) = found else {
+            return false;
+        };
+        self.move_part(id, to);
+        true
+    }
+
+    /// The tier that a part goes to whose memory is wanted.
+    fn place_to_move(&mut self, nodes: &Nodes, node: usize, id: PartId) -> Option<usize> {
+        let part = self.parts[id];
+        let host = self.nodes[node].host as usize;
+        let begin = self.fleet.hosts[host].pools.start;
+        let bytes = part.dirty();
+        let holder = &self.fleet.holders[host];
+        let spaces: Vec<TierSpace> = holder.tiers.iter().map(|t| t.space).collect();
+        let clean_bytes = |index: usize| holder.tiers[index].evictable_bytes;
+        if let Some(index) = flash_with_clean(&spaces, clean_bytes, bytes) {
+            return Some(begin + index);
+        }
+        let other = match part.role {
+            Role::Second => Role::First,
+            Role::First | Role::Restart | Role::Moved => Role::Second,
+        };
+        // Both copies on one node would be one.
+        let other = self.part_of(part.app, part.version, part.slot, other);
+        let beside = other.map(|id| self.nodes[self.parts[id].node as usize].host as usize);
+        let growing = Growing {
+            wanted: wanted(nodes, object(part.app, part.version, part.slot), bytes),
+            tier: node - begin,
+            held_bytes: bytes,
+            more_bytes: 1,
+            is_written_unseen: false,
+        };
+        if let Some(beside) = beside {
+            self.fleet.holders[beside].is_emptied = true;
+        }
+        let found = when_full(HolderId(host as u16), &self.fleet.holders, &growing);
+        if let Some(beside) = beside {
+            self.fleet.holders[beside].is_emptied = false;
+        }
+        match found {
+            WhenFull::HandOver { to, .. } => Some(self.pool_for(to, &growing.wanted)),
+            WhenFull::OtherTier(index) => Some(begin + index),
+            WhenFull::Goes | WhenFull::Evict { .. } | WhenFull::Wait | WhenFull::Pfs => None,
+        }
+        .filter(|to| *to != node)
+    }
+
+    /// The part stays where it is, and is read there, until all of it has arrived.
+    fn move_part(&mut self, id: PartId, to: usize) {
+        let node = self.parts[id].node as usize;
+        let part = &mut self.parts[id];
+        part.state = State::Moving;
+        // What of it is on the PFS does not move.
+        let clean = part.clean();
+        part.evicted += clean;
+        let part = *part;
+        self.nodes[node].clean -= clean;
+        let way = Way {
+            from: Some(self.nodes[node].host),
+            to: Some(self.nodes[to].host),
+        };
+        let copy = self.add_copy(to, &part, Role::Moved, part.dirty(), way);
+        if let Some(borrowed) = &mut self.nodes[node].borrowed {
+            borrowed.moving = Some((id, copy));
+        }
+    }
+
+    /// All of a part has arrived: it is there from now on.
+    pub(super) fn end_move(&mut self, copy: PartId) {
+        let Some(node) = self.moves_from(copy) else {
+            return;
+        };
+        let moving = self.nodes[node].borrowed.as_mut();
+        let Some((id, _)) = moving.and_then(|borrowed| borrowed.moving.take()) else {
+            return;
+        };
+        self.advance(node);
+        let (part, to) = (self.parts[id], self.parts[copy].node as usize);
+        let bytes = part.dirty();
+        self.fleet.is_moving = true;
+        self.drop_part(id);
+        self.fleet.is_moving = false;
+        let is_first = part.role == Role::First;
+        self.parts[copy] = Part {
+            node: to as u32,
+            state: if is_first {
+                State::Dirty
+            } else {
+                State::Second
+            },
+            ..part
+        };
+        if is_first {
+            self.nodes[to].seconds -= bytes;
+            let mtbf_s = self.apps[part.app as usize].known_mtbf_s;
+            let candidate = self.parts[copy].candidate(copy, mtbf_s);
+            self.nodes[to].dirty_queue.insert(&candidate);
+            self.rename_unprotected(id, copy);
+        }
+        let is_near = self.nodes[to].host == self.nodes[node].host;
+        if let Some(borrowed) = &mut self.nodes[node].borrowed {
+            match is_near {
+                true => borrowed.sums.moved_to_flash_bytes += bytes,
+                false => borrowed.sums.moved_to_nodes_bytes += bytes,
+            }
+        }
+        self.touched.extend([node, to]);
+        self.put_off(PutOff::GiveBack(node));
+    }
+
+    /// A first part has another name now, by which its second copy is wanted.
+    fn rename_unprotected(&mut self, old: PartId, new: PartId) {
+        if self.fleet.replicas == 1 {
+            return;
+        }
+        self.fleet.lost_copies.settled(u64::from(old));
+        let part = self.parts[new];
+        let second = self.part_of(part.app, part.version, part.slot, Role::Second);
+        if second.is_none() {
+            self.wants_second(new);
+        }
+    }
+
+    /// The tier that a copy which is filled comes from.
+    fn moves_from(&self, copy: PartId) -> Option<usize> {
+        let is_its = |moving: (PartId, PartId)| moving.1 == copy;
+        let mut nodes = self.nodes.iter();
+        nodes.position(|n| {
+            n.borrowed
+                .as_ref()
+                .and_then(|b| b.moving)
+                .is_some_and(is_its)
+        })
+    }
+
+    /// A part has gone that moved, or what had arrived of one: nothing moves any more.
+    pub(super) fn move_ends_with(&mut self, id: PartId, part: &Part) {
+        if self.scenario.lending.is_none() {
+            return;
+        }
+        if part.role == Role::Moved {
+            if let Some(node) = self.moves_from(id) {
+                self.stays(node);
+            }
+        } else if part.state == State::Moving {
+            let borrowed = self.nodes[part.node as usize].borrowed.as_mut();
+            if let Some((_, copy)) = borrowed.and_then(|borrowed| borrowed.moving.take()) {
+                self.drop_copy(copy);
+            }
+        }
+    }
+
+    /// A part that may be moving stays where it is.
+    pub(super) fn stop_moving(&mut self, id: PartId) {
+        let part = &self.parts[id];
+        if part.state == State::Moving {
+            let borrowed = self.nodes[part.node as usize].borrowed.as_ref();
+            if let Some((_, copy)) = borrowed.and_then(|borrowed| borrowed.moving) {
+                self.drop_copy(copy);
+            }
+        }
+    }
+
+    /// What moved from a tier does not go on moving.
+    fn stays(&mut self, node: usize) {
+        let borrowed = self.nodes[node].borrowed.as_mut();
+        let Some((id, _)) = borrowed.and_then(|borrowed| borrowed.moving.take()) else {
+            return;
+        };
+        let part = &mut self.parts[id];
+        if part.role == Role::Second {
+            part.state = State::Second;
+        } else {
+            part.state = State::Dirty;
+            let mtbf_s = self.apps[part.app as usize].known_mtbf_s;
+            let candidate = self.parts[id].candidate(id, mtbf_s);
+            self.nodes[node].dirty_queue.insert(&candidate);
+        }
+        self.touched.push(node);
+        self.put_off(PutOff::GiveBack(node));
+    }
+}
