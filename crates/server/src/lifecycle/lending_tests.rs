@@ -462,3 +462,44 @@ fn an_order_ends_also_where_nothing_is_borrowed_any_more() {
     let left: OnRecord = postcard::from_bytes(&left).expect("record");
     assert_eq!(left, [("job 2".into(), MIB)]);
 }
+
+/// So many small files, the longest closed first, and what is in each.
+fn small_files(rooms: &Rooms, count: usize) -> Vec<Arc<forebay_namespace::File>> {
+    let mut files = Vec::new();
+    for at in 0..count {
+        let name = format!("small{at:03}");
+        let handle = create(rooms, name.as_bytes(), &[at as u8; 16 << 10]);
+        rooms.files.release(handle).expect("close");
+        let file = rooms.base.ns().root().child(name.as_bytes());
+        files.push(file.expect("it is there"));
+    }
+    files
+}
+
+#[test]
+fn small_files_move_together_and_each_is_what_it_was() {
+    let (lab, machine) = lab(|_| ());
+    let rooms = lab.rooms();
+    let files = small_files(rooms, 300);
+    rooms
+        .files
+        .release(create(rooms, b"large", &content(1, 4)))
+        .expect("close");
+    machine.has(0);
+    rooms.lifecycle.look_at_memory();
+    let syncs = lab.store.syncs();
+    let given = give_back(rooms);
+    assert_eq!(status(rooms).owed_bytes, 0, "{given:?}");
+    let moved = files.iter().filter(|file| file.tier() == FLASH).count();
+    assert!(moved > 128, "{moved}");
+    // One for each group, and none for each file.
+    assert!(
+        lab.store.syncs() - syncs <= 4,
+        "{}",
+        lab.store.syncs() - syncs
+    );
+    for (at, file) in files.iter().enumerate() {
+        assert!(read(rooms, file.ino, 16 << 10) == [at as u8; 16 << 10]);
+    }
+    assert_eq!(rooms.lifecycle.audit_books(), Vec::<String>::new());
+}

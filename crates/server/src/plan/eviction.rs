@@ -2,7 +2,7 @@
 //! checkpoint versions (BBOS, victim order), and under the placement `coolness` what is coolest
 //! (ONFS, downward migration).
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -94,13 +94,28 @@ impl Plan {
         if outflow == Outflow::None {
             return;
         }
-        let mut candidates = self.movable(TierId(space.index as u8));
-        let chosen = thresholds.choose(&mut candidates, free_bytes, self.catalog.apps().now_s());
+        let tier = TierId(space.index as u8);
+        let mut candidates = self.movable(tier);
+        let figures = self.buffer.ledger().figures(tier);
+        // Memory that has just been lent to jobs.
+        let beyond_bytes = figures.used_bytes.saturating_sub(space.capacity_bytes);
+        let shares = self.size_shares(tier);
+        let now_s = self.catalog.apps().now_s();
+        let room = (free_bytes, beyond_bytes);
+        let chosen = thresholds.choose_with(&mut candidates, room, shares.as_ref(), now_s);
+        let accessed: HashMap<u64, f64> = (candidates.iter())
+            .map(|candidate| (candidate.id, candidate.accessed_at_s))
+            .collect();
         let mut evicted = false;
         for file in chosen
             .iter()
             .filter_map(|id| self.buffer.file(ObjectId(*id)))
         {
+            // An access ends the way down: others are cooler by now.
+            let accessed_s = self.catalog.apps().accessed_s(file.object);
+            if accessed.get(&file.object.0) != Some(&accessed_s) {
+                continue;
+            }
             let (clean, demoting) = {
                 let state = file.lock();
                 (state.residency.clean, state.demoting)
