@@ -278,3 +278,33 @@ impl Files {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use forebay_tiers::testing::{Effect, Operation, When};
+
+    use super::*;
+    use crate::testing::{FLASH, Lab, create};
+
+    /// Its flash is flushed file by file.
+    #[test]
+    fn a_file_whose_flush_fails_stays_and_the_others_of_its_group_move() {
+        let (lab, flash) = Lab::with_memory();
+        let rooms = lab.rooms();
+        for name in [b"a", b"b", b"c", b"d"] {
+            let handle = create(rooms, name, &[7; 16 << 10]);
+            rooms.files.release(handle).expect("close");
+        }
+        rooms.buffer.ledger().set_capacity(DRAM, 0);
+        let fault = flash.inject(Operation::Sync, When::Nth(2), Effect::Fail(Errno::EIO));
+        rooms.files.give_back();
+        assert!(flash.fired(fault) > 0);
+        let files = rooms.buffer.files();
+        let moved = files.iter().filter(|file| file.tier() == FLASH).count();
+        assert_eq!((files.len(), moved), (4, 3));
+        assert_eq!(rooms.lifecycle.audit_books(), Vec::<String>::new());
+        rooms.files.give_back();
+        assert!(files.iter().all(|file| file.tier() == FLASH));
+        assert_eq!(rooms.lifecycle.audit_books(), Vec::<String>::new());
+    }
+}
