@@ -5,6 +5,7 @@
              kills for memory, the least that was available, files that differ, and how soon the tier is back when the memory is idle
     rounds   stress-ng takes and leaves memory again and again beside fsx and programs that write files and read them back
     moving   a file that a program writes all the while moves from memory to flash: how long that takes, and what the program notices
+    small    2,000 closed files of 16 KiB move from memory to flash: against one file with as many bytes, which is the cost of the bytes
     idle     what a mounted burst buffer that nobody uses takes of a core
 
 Needs root, and a hierarchy of control groups with memory (version 1 or 2). fsx and stress-ng: `scripts/setup.sh posix`.
@@ -28,6 +29,8 @@ from machine import clean_exit_on_signals  # noqa: E402 isort:skip: `systems` kn
 MIB = 1 << 20
 # What the writer of `moving` writes at once.
 PART = 64 << 10
+# The files of `small`.
+SMALL_FILES, SMALL_BYTES = 2000, 16 << 10
 # Of the node's memory: what the tier may have, what the program takes.
 TIER_SHARE, JOB_SHARE, JOB_S = 0.6, 0.8, 10.0
 # One round: so many takers, one after the other, so that memory goes at a rate that a program reaches.
@@ -45,7 +48,7 @@ def arguments():
     parser.add_argument("--rounds", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1 << 32))
     parser.add_argument("--idle-s", type=int, default=60)
-    parser.add_argument("--only", choices=["job", "rounds", "moving", "idle"])
+    parser.add_argument("--only", choices=["job", "rounds", "moving", "small", "idle"])
     parser.add_argument("--work", type=Path)
     parser.add_argument("--json", type=Path, help="write the figures to this file")
     # What this script starts in the group.
@@ -351,6 +354,29 @@ def moving(args, base):
     return figures
 
 
+def small(args, base):
+    figures = {}
+    (base / "ssd").mkdir()
+    (base / "bb.toml").write_text("[demotion]\nidle = false\nstart = \"100%\"\ndirty_cap = \"100%\"\n")
+    options = ["--dram-max", "256MiB", "--ssd", f"{base / 'ssd'}:1GiB", "--no-passthrough", "--config", base / "bb.toml"]
+    with Node(args.node_mib * MIB) as node, Beside(node, args.forebay, base, options) as forebay:
+        for key, files in (("one", 1), ("small", SMALL_FILES)):
+            forebay.wait_for_ceiling()
+            size = SMALL_FILES * SMALL_BYTES // files
+            written = {forebay.mount / f"{key}{n}": os.urandom(size) for n in range(files)}
+            for path, data in written.items():
+                path.write_bytes(data)
+            before_mib = forebay.lending()["moved_bytes_total"] // MIB
+            ordered_s = time.monotonic()
+            forebay.command("lend", "--state", forebay.state, "--wait", "300s", "256MiB")
+            figures[f"{key}_s"] = time.monotonic() - ordered_s
+            figures[f"{key}_moved_mib"] = forebay.lending()["moved_bytes_total"] // MIB - before_mib
+            figures[f"{key}_differ"] = sum(path.read_bytes() != data for path, data in written.items())
+            forebay.command("lend", "--state", forebay.state, "--end")
+    figures["ratio"] = figures["small_s"] / figures["one_s"]
+    return figures
+
+
 def idle(args, base):
     (base / "idle/ssd").mkdir(parents=True)
     with Node(args.node_mib * MIB) as node, Beside(node, args.forebay, base / "idle", ["--ssd", base / "idle/ssd"]) as forebay:
@@ -389,7 +415,7 @@ def main():
     if os.geteuid():
         raise Failure("needs root, for control groups")
     figures = {}
-    for section in (job, rounds, moving, idle):
+    for section in (job, rounds, moving, small, idle):
         if args.only in (None, section.__name__):
             with workspace("forebay-memory-", args.work) as base:
                 figures[section.__name__] = section(args, base)

@@ -370,6 +370,26 @@ impl Namespace {
         generation: Generation,
         to: &Migration,
     ) -> Result<bool, NsError> {
+        self.migrated_as(file, (generation, to), Durability::Synced)
+    }
+
+    /// The same for one of several that share a flush of the store ([`Namespace::sync`]): until
+    /// that has been made, a loss of power may bring back the record from before.
+    pub fn migrated_of_many(
+        &self,
+        file: &File,
+        generation: Generation,
+        to: &Migration,
+    ) -> Result<bool, NsError> {
+        self.migrated_as(file, (generation, to), Durability::Buffered)
+    }
+
+    fn migrated_as(
+        &self,
+        file: &File,
+        (generation, to): (Generation, &Migration),
+        durability: Durability,
+    ) -> Result<bool, NsError> {
         let mut state = file.lock();
         let busy = state.residency.writing || state.is_unlinked();
         if state.residency.generation != generation || (busy && !to.is_exclusive) {
@@ -377,8 +397,8 @@ impl Namespace {
         }
         let before = state.migrate(to);
         let saved = match to.left {
-            None => self.save(file, &state, Durability::Synced),
-            Some(left) => self.save_leaving(file, &state, left, Durability::Synced),
+            None => self.save(file, &state, durability),
+            Some(left) => self.save_leaving(file, &state, left, durability),
         };
         if let Err(error) = saved {
             // Who has it open goes on with the object that it had.

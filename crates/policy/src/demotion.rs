@@ -2,6 +2,7 @@
 
 use crate::named::named;
 use crate::placement::TierSpace;
+use crate::sizes::SizeShares;
 use serde::{Deserialize, Serialize};
 use std::cmp::{Ordering, Reverse};
 use std::collections::HashMap;
@@ -243,8 +244,23 @@ pub fn choose_victims(
     needed_bytes: u64,
     now_s: f64,
 ) -> Victims {
+    choose_victims_with(policy, candidates, needed_bytes, None, now_s)
+}
+
+/// The same; large and small files keep to their `shares`, under [`PlacementPolicy::Coolness`]
+/// alone.
+pub fn choose_victims_with(
+    policy: PlacementPolicy,
+    candidates: &mut [CleanCandidate],
+    needed_bytes: u64,
+    shares: Option<&SizeShares>,
+    now_s: f64,
+) -> Victims {
     let mut victims = Victims::default();
     order_eviction(policy, candidates, now_s);
+    if let Some(shares) = shares.filter(|_| policy == PlacementPolicy::Coolness) {
+        shares.keep(candidates, needed_bytes, CleanCandidate::candidate);
+    }
     for c in candidates.iter().map(CleanCandidate::candidate) {
         if victims.bytes >= needed_bytes {
             break;

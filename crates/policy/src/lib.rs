@@ -54,6 +54,7 @@ pub mod emptying;
 pub mod engine;
 pub mod fairshare;
 pub mod forecast;
+pub mod grouping;
 pub mod handover;
 pub mod health;
 pub mod history;
@@ -85,6 +86,7 @@ pub mod schedule;
 pub mod scrub;
 pub mod series;
 pub mod share;
+pub mod sizes;
 pub mod spill;
 #[cfg(test)]
 mod testing;

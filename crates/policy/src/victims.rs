@@ -3,6 +3,7 @@
 
 use crate::demotion::{Candidate, PlacementPolicy, order_demotion};
 use crate::mtbf::goes_straight_to_pfs;
+use crate::sizes::SizeShares;
 
 /// What becomes of a dirty file when demotion runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -106,20 +107,38 @@ impl OutThresholds {
     /// Files that move down, coolest first, until more than the normal threshold would be free.
     /// Orders `candidates`.
     pub fn choose(&self, candidates: &mut [Candidate], free_bytes: u64, now_s: f64) -> Vec<u64> {
+        self.choose_with(candidates, (free_bytes, 0), None, now_s)
+    }
+
+    /// The same of a tier that has `beyond_bytes` more than it may hold by now, which have to leave
+    /// before anything is free; large and small files keep to their `shares`.
+    pub fn choose_with(
+        &self,
+        candidates: &mut [Candidate],
+        (free_bytes, beyond_bytes): (u64, u64),
+        shares: Option<&SizeShares>,
+        now_s: f64,
+    ) -> Vec<u64> {
         let outflow = self.outflow(free_bytes);
         let mut chosen = Vec::new();
         if outflow == Outflow::None {
             return chosen;
         }
         order_demotion(PlacementPolicy::Coolness, candidates, now_s);
-        let mut free_bytes = free_bytes;
+        if let Some(shares) = shares {
+            let missing_bytes = self.normal_bytes.saturating_sub(free_bytes);
+            let needed_bytes = missing_bytes.saturating_add(beyond_bytes);
+            shares.keep(candidates, needed_bytes.saturating_add(1), |c| c);
+        }
+        let (mut free_bytes, mut beyond_bytes) = (free_bytes, beyond_bytes);
         for c in candidates.iter() {
-            if self.outflow(free_bytes) == Outflow::None {
+            if beyond_bytes == 0 && self.outflow(free_bytes) == Outflow::None {
                 break;
             }
             if !c.in_use || outflow == Outflow::Forced {
                 chosen.push(c.id);
-                free_bytes = free_bytes.saturating_add(c.bytes);
+                free_bytes = free_bytes.saturating_add(c.bytes.saturating_sub(beyond_bytes));
+                beyond_bytes = beyond_bytes.saturating_sub(c.bytes);
             }
         }
         chosen
@@ -209,6 +228,10 @@ mod tests {
             [3, 2, 1],
             "closed ones first"
         );
+        // A tier that has shrunk has to lose what lies beyond it first.
+        let low = OutThresholds::new(1, 5).expect("ordered");
+        assert_eq!(low.choose(&mut files, 0, 9.0), [3]);
+        assert_eq!(low.choose_with(&mut files, (0, 15), None, 9.0), [3, 2, 1]);
         assert!(OutThresholds::new(2, 1).is_err());
         let grown = OutThresholds::from_bandwidths(10, 500.0, 100.0, 7);
         assert_eq!(

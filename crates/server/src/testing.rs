@@ -35,6 +35,8 @@ pub struct FailingStore {
     fired: AtomicU64,
     healed: AtomicBool,
     syncs: AtomicU64,
+    /// While this is set, syncs fail.
+    pub fails_syncs: AtomicBool,
     /// While somebody has this, a sync waits.
     pub gate: Mutex<()>,
 }
@@ -91,6 +93,9 @@ impl Store for FailingStore {
     fn sync(&self) -> Result<(), Error> {
         self.syncs.fetch_add(1, Ordering::AcqRel);
         drop(self.gate.lock());
+        if self.fails_syncs.load(Ordering::Acquire) {
+            return Err(Error::Poisoned);
+        }
         self.inner.sync()
     }
 
@@ -141,6 +146,7 @@ impl Lab {
             fired: AtomicU64::new(0),
             healed: AtomicBool::new(false),
             syncs: AtomicU64::new(0),
+            fails_syncs: AtomicBool::new(false),
             gate: Mutex::default(),
         });
         let is_replaced = Arc::new(AtomicBool::new(false));

@@ -140,6 +140,12 @@ pub fn names(factory: Factory<'_>) {
     tier.sync_all().expect("sync");
     tier.sync_all().expect("sync of nothing");
     assert_eq!(ids(tier.as_ref()), [id.0]);
+    if let Some(together) = tier.flush_together().expect("open") {
+        tier.create(ObjectId(2 * id.0), &identity(1))
+            .expect("one more");
+        tier.sync_together(&together).expect("sync of everything");
+        tier.sync_all().expect("sync of nothing");
+    }
 }
 
 /// Identities are kept as they were given, and can be replaced.

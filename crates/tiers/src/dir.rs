@@ -28,6 +28,7 @@ use rustix::fs::{AtFlags, FileType, Mode, OFlags, RawDir};
 use rustix::io::Errno as Sys;
 
 use crate::file::IDENTITY_XATTR;
+use crate::pfs::syncfs_counts;
 use crate::{FileObject, Identity, Object, Space, Tier, TierKind};
 pub use marker::{DirError, VERSION as TIER_VERSION};
 use marker::{IdentityHome, Marker};
@@ -318,6 +319,20 @@ impl Tier for DirTier {
             true => unmake(&self.dir),
             false => Ok(()),
         }
+    }
+
+    fn flush_together(&self) -> io::Result<Option<OwnedFd>> {
+        if !syncfs_counts(&self.dir)? {
+            return Ok(None);
+        }
+        // Nobody else's: the kernel tells each descriptor once of an error.
+        let own = rustix::fs::openat(&self.dir, c".", DIR_FLAGS, Mode::empty())?;
+        Ok(Some(own))
+    }
+
+    fn sync_together(&self, together: &OwnedFd) -> io::Result<()> {
+        let _one_at_a_time = self.syncing.lock();
+        self.shards.sync_by(|| Ok(rustix::fs::syncfs(together)?))
     }
 
     fn sync_all(&self) -> io::Result<()> {

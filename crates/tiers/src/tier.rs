@@ -1,6 +1,7 @@
 //! A tier: a place that holds objects.
 
 use std::io;
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use forebay_types::{ObjectId, TierId};
@@ -146,6 +147,22 @@ pub trait Tier: Send + Sync {
     /// Visits every object, in no order. What is created or removed meanwhile may or may not
     /// appear.
     fn list(&self, visit: &mut dyn FnMut(ObjectId)) -> io::Result<()>;
+
+    /// What one flush of all that is in the tier is asked by; to be had before the first byte is
+    /// written, so that the flush is told of every error of a write-back since. `None`: each object
+    /// is flushed by itself.
+    fn flush_together(&self) -> io::Result<Option<OwnedFd>> {
+        Ok(None)
+    }
+
+    /// Puts content, identities and names of all objects on stable storage, with whatever else is
+    /// in the file system.
+    ///
+    /// # Errors
+    /// Of any write-back in the file system since `together` was had; also of somebody else's.
+    fn sync_together(&self, together: &OwnedFd) -> io::Result<()> {
+        Ok(rustix::fs::syncfs(together)?)
+    }
 
     /// Puts what was created or removed before on stable storage: the names. Content is put there
     /// by [`Object::sync`]. Nothing to do for `dram`.

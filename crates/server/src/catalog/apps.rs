@@ -244,6 +244,13 @@ impl Applications {
         Some(Key::new(application, version, uid))
     }
 
+    /// When a file was last opened, or came, seconds: as in [`Applications::candidate`].
+    pub fn accessed_s(&self, object: ObjectId) -> f64 {
+        let inner = self.inner.lock();
+        let facts = inner.files.get(&object).filter(|facts| !facts.unwanted);
+        facts.map_or(0.0, |facts| f64::from(facts.accessed_s))
+    }
+
     /// Time since a file was last closed, or arrived, seconds.
     pub fn quiet_s(&self, object: ObjectId) -> f64 {
         let now = self.now_s();

@@ -170,6 +170,7 @@ impl Files {
             .apps()
             .closed(file.object, series, bytes, fsynced);
         self.plan.learning().closed(file.object, bytes);
+        self.plan.note_access(file.tier(), bytes);
         let (uid, is_dirty) = {
             let state = file.lock();
             (state.meta.uid, state.is_dirty())

@@ -131,7 +131,7 @@ impl Files {
 }
 
 /// The residency of a file that has a name, and that nothing is under way of.
-fn at_rest(file: &File) -> Option<Residency> {
+pub(super) fn at_rest(file: &File) -> Option<Residency> {
     let state = file.lock();
     let residency = state.residency;
     let is_busy = state.is_unlinked()

@@ -22,7 +22,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use forebay_namespace::File;
-use forebay_policy::demotion::{choose_victims, order_demotion};
+use forebay_policy::demotion::{choose_victims_with, order_demotion};
+use forebay_policy::grouping::GroupSize;
 use forebay_policy::lending::{Pool, all_have, lent_back_bytes};
 use forebay_policy::placement::SPACE_UNIT_BYTES;
 use forebay_policy::spill::flash_with_clean;
@@ -37,6 +38,7 @@ use crate::buffer::target::Target;
 use crate::buffer::tierset::DRAM;
 use crate::files::Files;
 use crate::files::changeover::Leaving;
+use crate::files::groupmove::Together;
 
 /// So much of a file that moves to flash may be in the page cache, bytes.
 const CACHED_BYTES: u64 = 32 << 20;
@@ -70,6 +72,26 @@ struct Stays {
     waits: WaitsFor,
     /// Something else is not drained, and nobody writes it.
     could_drain: bool,
+}
+
+/// Small files that are about to move together.
+#[derive(Default)]
+struct Group {
+    to: Option<TierId>,
+    size: GroupSize,
+    files: Vec<Arc<File>>,
+}
+
+impl Group {
+    fn takes(&self, to: TierId, bytes: u64) -> bool {
+        self.to.is_none_or(|its| its == to) && self.size.has_room(bytes)
+    }
+
+    fn add(&mut self, file: Arc<File>, to: TierId, bytes: u64) {
+        self.to = Some(to);
+        self.size = self.size.with(bytes);
+        self.files.push(file);
+    }
 }
 
 impl GivenBack {
@@ -241,7 +263,8 @@ impl Files {
         }
         let mut clean = self.clean_candidates(|state| state.residency.tier == tier);
         let policy = self.plan.engine().placement();
-        let victims = choose_victims(policy, &mut clean, owed, self.catalog.apps().now_s());
+        let (shares, now_s) = (self.plan.size_shares(tier), self.catalog.apps().now_s());
+        let victims = choose_victims_with(policy, &mut clean, owed, shares.as_ref(), now_s);
         dropped += self.drop_clean(victims.ids);
         self.collect_garbage_of(Some(self.server_with(tier)));
         dropped
@@ -251,13 +274,22 @@ impl Files {
         let mut moved = 0;
         // A look at all files: made again only when flash has changed by it.
         let mut clean = None;
+        let mut group = Group::default();
         for id in self.in_memory_by_order(tier) {
-            if self.owed_bytes(tier) == 0 || self.base.is_ending() {
+            if self.owed_bytes(tier) <= group.size.bytes || self.base.is_ending() {
                 break;
             }
             let Some(file) = self.buffer.file(ObjectId(id)) else {
                 continue;
             };
+            if let Some((to, bytes)) = self.place_in_group(&file, tier) {
+                if !group.takes(to, bytes) {
+                    moved += self.move_group(std::mem::take(&mut group));
+                }
+                group.add(file, to, bytes);
+                continue;
+            }
+            moved += self.move_group(std::mem::take(&mut group));
             match self.move_away(&file, tier, &mut clean) {
                 Ok(Some(bytes)) => {
                     failpoint::hit(failpoint::Point::LendMoved);
@@ -272,7 +304,38 @@ impl Files {
                 ),
             }
         }
-        moved
+        moved + self.move_group(group)
+    }
+
+    /// Where a file goes that moves with others, and what it occupies. `None`: it is large, or
+    /// open, or makes room by an eviction, or is on another node, and moves by itself.
+    fn place_in_group(&self, file: &File, from: TierId) -> Option<(TierId, u64)> {
+        let bytes = self.buffer.ledger().used_bytes(file.object);
+        if from != DRAM || !GroupSize::is_for(bytes) || self.buffer.opens().is_open_now(file.ino) {
+            return None;
+        }
+        let to = self.flash_for(file, DRAM, bytes)?;
+        let slot = self.buffer.tiers().get(to)?;
+        let has_second = file.lock().residency.shadow.is_some();
+        (slot.server == self.settings.server && !has_second).then_some((to, bytes))
+    }
+
+    fn move_group(&self, group: Group) -> u64 {
+        let Some(to) = group.to else {
+            return 0;
+        };
+        let is_over = |file: &File| self.base.is_ending() || self.is_wanted(file);
+        let together = Together {
+            to,
+            is_over: &is_over,
+            // Jobs wait for the memory.
+            is_used: &|_| false,
+        };
+        let moved = self.move_together(&group.files, &together);
+        if !moved.is_empty() {
+            failpoint::hit(failpoint::Point::LendMoved);
+        }
+        moved.iter().map(|(_, bytes)| bytes).sum()
     }
 
     /// Files in memory that no round can move, and whether a drain would help.
@@ -345,6 +408,9 @@ impl Files {
             .collect();
         let now_s = self.catalog.apps().now_s();
         order_demotion(self.plan.engine().placement(), &mut candidates, now_s);
+        if let Some(shares) = self.plan.size_shares(tier) {
+            shares.keep(&mut candidates, self.owed_bytes(tier), |candidate| candidate);
+        }
         candidates.iter().map(|candidate| candidate.id).collect()
     }
 

@@ -9,6 +9,7 @@ pub(crate) mod closing;
 pub(crate) mod descriptors;
 pub(crate) mod fsync;
 pub(crate) mod garbage;
+mod groupmove;
 pub(crate) mod guard;
 pub(crate) mod handed;
 pub(crate) mod handover;

@@ -125,7 +125,7 @@ impl Files {
             (self.ns).leave_behind(file.object, to, KvDurability::Synced)?;
         }
         Ok(Copied {
-            object: self.copy_object(file, wanted.source, to, control)?,
+            object: self.copy_object(file, wanted.source, (to, control), finish)?,
             from,
             shadow,
             keeps_second: self.keeps_second(file, to),
@@ -204,14 +204,14 @@ impl Files {
         Ok(())
     }
 
-    /// Copies a file's object to another tier, flushed, with its times. What cannot be copied
-    /// leaves nothing behind.
-    fn copy_object(
+    /// Copies a file's object to another tier, with its times; `finish` has the copy say that it is
+    /// whole, and flushes it. What cannot be copied leaves nothing behind.
+    pub(super) fn copy_object(
         &self,
         file: &Arc<File>,
         source: &dyn Object,
-        to: TierId,
-        control: &CopyControl<'_>,
+        (to, control): (TierId, &CopyControl<'_>),
+        finish: impl FnOnce(&Slot, &dyn Object, &Identity) -> Result<(), Failure>,
     ) -> Result<Arc<dyn Object>, Failure> {
         let slot = self.buffer.tiers().get(to).ok_or(Errno::ENODEV)?;
         refuse_primary(file, to)?;

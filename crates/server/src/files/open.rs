@@ -385,6 +385,7 @@ impl Files {
         mut passthrough: bool,
     ) -> Result<OpenFile, Failure> {
         self.catalog.apps().opened(file.object);
+        self.plan.note_access(tier, file.lock().meta.size);
         let path = file.path();
         let mut lease = 0;
         let mut before = None;

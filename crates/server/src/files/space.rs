@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use forebay_namespace::{File, FileState};
 use forebay_policy::demotion::{
-    CleanCandidate, Residency as PolicyResidency, choose_victims, evict_needed,
+    CleanCandidate, Residency as PolicyResidency, choose_victims_with, evict_needed,
 };
 use forebay_policy::handover::MOVES_MAX;
 use forebay_policy::limits::Beyond;
@@ -173,7 +173,8 @@ impl Files {
         }
         let mut clean = self.clean_candidates(|state| state.residency.tier == tier);
         let policy = self.plan.engine().placement();
-        let victims = choose_victims(policy, &mut clean, needed, self.catalog.apps().now_s());
+        let (shares, now_s) = (self.plan.size_shares(tier), self.catalog.apps().now_s());
+        let victims = choose_victims_with(policy, &mut clean, needed, shares.as_ref(), now_s);
         freed += self.drop_clean(victims.ids);
         self.collect_garbage_of(Some(server));
         freed

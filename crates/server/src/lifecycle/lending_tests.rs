@@ -462,3 +462,109 @@ fn an_order_ends_also_where_nothing_is_borrowed_any_more() {
     let left: OnRecord = postcard::from_bytes(&left).expect("record");
     assert_eq!(left, [("job 2".into(), MIB)]);
 }
+
+/// So many small files, the longest closed first, and what is in each.
+fn small_files(rooms: &Rooms, count: usize) -> Vec<Arc<forebay_namespace::File>> {
+    let mut files = Vec::new();
+    for at in 0..count {
+        let name = format!("small{at:03}");
+        let handle = create(rooms, name.as_bytes(), &[at as u8; 16 << 10]);
+        rooms.files.release(handle).expect("close");
+        let file = rooms.base.ns().root().child(name.as_bytes());
+        files.push(file.expect("it is there"));
+    }
+    files
+}
+
+#[test]
+fn small_files_move_together_and_each_is_what_it_was() {
+    let (lab, machine) = lab(|_| ());
+    let rooms = lab.rooms();
+    let files = small_files(rooms, 300);
+    rooms
+        .files
+        .release(create(rooms, b"large", &content(1, 4)))
+        .expect("close");
+    machine.has(0);
+    rooms.lifecycle.look_at_memory();
+    let syncs = lab.store.syncs();
+    let given = give_back(rooms);
+    assert_eq!(status(rooms).owed_bytes, 0, "{given:?}");
+    let moved = files.iter().filter(|file| file.tier() == FLASH).count();
+    assert!(moved > 128, "{moved}");
+    // One for each group, and none for each file.
+    assert!(
+        lab.store.syncs() - syncs <= 4,
+        "{}",
+        lab.store.syncs() - syncs
+    );
+    for (at, file) in files.iter().enumerate() {
+        assert!(read(rooms, file.ino, 16 << 10) == [at as u8; 16 << 10]);
+    }
+    assert_eq!(rooms.lifecycle.audit_books(), Vec::<String>::new());
+}
+
+/// Nobody knows then which of both objects a start finds on record.
+#[test]
+fn where_the_store_is_not_flushed_the_old_objects_of_a_group_stay() {
+    let (lab, machine) = lab(|_| ());
+    let rooms = lab.rooms();
+    let files = small_files(rooms, 300);
+    machine.has(0);
+    rooms.lifecycle.look_at_memory();
+    lab.store.fails_syncs.store(true, Ordering::Release);
+    rooms.files.give_back();
+    let is_moved = |file: &&Arc<forebay_namespace::File>| file.tier() == FLASH;
+    let moved: Vec<_> = files.iter().filter(is_moved).collect();
+    assert!(!moved.is_empty());
+    for file in &moved {
+        let old = rooms.buffer.tiers().open_object(DRAM, file.object);
+        assert!(old.is_ok(), "it stays until the record is stable");
+    }
+    lab.store.fails_syncs.store(false, Ordering::Release);
+    rooms.buffer.leave_copies_late();
+    for file in &moved {
+        let old = rooms.buffer.tiers().open_object(DRAM, file.object);
+        assert!(old.is_err());
+    }
+    give_back(rooms);
+    assert_eq!(status(rooms).owed_bytes, 0);
+    assert_eq!(rooms.lifecycle.audit_books(), Vec::<String>::new());
+}
+
+#[test]
+fn memory_gives_back_clean_copies_first_then_what_is_coolest_then_what_is_open() {
+    let (lab, machine) = lab(|settings| {
+        settings.engine.placement = forebay_policy::demotion::PlacementPolicy::Coolness;
+    });
+    let rooms = lab.rooms();
+    let open = create(rooms, b"open", &content(1, 2));
+    let close = |name: &[u8]| {
+        let handle = create(rooms, name, &content(2, 2));
+        rooms.files.release(handle).expect("close");
+    };
+    close(b"clean");
+    drain(rooms);
+    close(b"cool");
+    close(b"warm");
+    // It came before `warm`, and was closed after it.
+    let file = |name: &[u8]| rooms.base.ns().root().child(name);
+    let ino = file(b"cool").expect("there").ino;
+    let tiers = || {
+        [&b"clean"[..], b"warm", b"cool", b"open"]
+            .map(|name| file(name).map(|file| file.tier() == DRAM))
+    };
+    read(rooms, ino, 2 << 20);
+    let shrink = |mib: u64| {
+        let ledger = rooms.buffer.ledger();
+        ledger.set_capacity(DRAM, mib * MIB);
+        rooms.files.give_back();
+        tiers()
+    };
+    machine.has(60);
+    assert_eq!(shrink(7), [None, Some(true), Some(true), Some(true)]);
+    assert_eq!(shrink(5), [None, Some(false), Some(true), Some(true)]);
+    assert_eq!(shrink(3), [None, Some(false), Some(false), Some(true)]);
+    assert_eq!(shrink(0), [None, Some(false), Some(false), Some(false)]);
+    rooms.files.release(open).expect("close");
+}

@@ -6,10 +6,13 @@ pub(crate) mod dedicated;
 pub(crate) mod engine;
 pub(crate) mod eviction;
 pub(crate) mod learning;
+mod sizes;
 
 use std::sync::Arc;
 
 use forebay_namespace::Namespace;
+use forebay_policy::sizes::Accessed;
+use parking_lot::Mutex;
 
 use crate::base::Base;
 use crate::base::settings::Settings;
@@ -32,6 +35,8 @@ pub struct Plan {
     learning: Learning,
     /// Shares of applications.
     dedicated: Dedicated,
+    /// What was accessed, for the shares of large and small files.
+    accessed: Mutex<Accessed>,
 }
 
 impl Plan {
@@ -48,6 +53,7 @@ impl Plan {
             engine,
             learning,
             dedicated,
+            accessed: Mutex::default(),
             base: base.clone(),
             catalog: catalog.clone(),
             buffer: buffer.clone(),

@@ -103,6 +103,17 @@ impl Shards {
         })
     }
 
+    /// By one flush of everything: no directory is left to be asked for.
+    pub(super) fn sync_by(&self, flush: impl FnOnce() -> io::Result<()>) -> io::Result<()> {
+        let take = |changed: &AtomicU64| changed.swap(0, Ordering::AcqRel);
+        let before: Vec<u64> = self.changed.iter().map(take).collect();
+        flush().inspect_err(|_| {
+            for (changed, bits) in self.changed.iter().zip(&before) {
+                changed.fetch_or(*bits, Ordering::AcqRel);
+            }
+        })
+    }
+
     pub(super) fn sync(&self) -> io::Result<()> {
         for (word, changed) in self.changed.iter().enumerate() {
             let mut bits = changed.swap(0, Ordering::AcqRel);

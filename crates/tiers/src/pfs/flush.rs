@@ -18,7 +18,7 @@ use super::tree::{PfsDir, PfsTree, reopen};
 const SYNCFS_COUNTS: [u64; 4] = [0xef53, 0x5846_5342, 0x9123_683e, 0x0102_1994];
 
 /// Whether syncfs(2) is all that it takes on the file system of `dir`.
-pub(super) fn syncfs_counts(dir: impl AsFd) -> io::Result<bool> {
+pub(crate) fn syncfs_counts(dir: impl AsFd) -> io::Result<bool> {
     let kind = rustix::fs::fstatfs(dir)?.f_type as u64;
     // Some architectures extend the sign.
     Ok(SYNCFS_COUNTS.contains(&(kind & 0xffff_ffff)))

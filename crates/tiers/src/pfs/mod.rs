@@ -17,6 +17,7 @@ mod unnamed;
 mod xattr;
 
 pub use flush::FlushTogether;
+pub(crate) use flush::syncfs_counts;
 pub use node::PfsNode;
 pub use stat::{PfsId, PfsStat};
 pub use tree::{FsId, PfsDir, PfsEntry, PfsTree};

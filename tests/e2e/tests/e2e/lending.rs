@@ -210,6 +210,34 @@ fn command_lend_is_kept_over_a_kill_and_waits_until_memory_is_free() {
     assert_eq!(bytes(&lending(&cluster), "ceiling_bytes"), 64 * MIB);
 }
 
+/// They share the flushes of their moves, by the thousand.
+#[test]
+fn promise_5_small_files_that_leave_memory_together_are_whole_also_after_a_kill() {
+    if needs_root() {
+        return;
+    }
+    let mut cluster = borrowing().up();
+    let files: Vec<_> = (0..600).map(|at| pattern(at, 48 << 10)).collect();
+    let name = |at: usize| format!("small-{at}");
+    for (at, content) in files.iter().enumerate() {
+        write_file(&cluster.mnt(name(at)), *content);
+    }
+    cluster.on_state(&["lend", "1GiB"]).ok();
+    // In the midst of it, or just before or after.
+    cluster.restart();
+    wait_until("memory is given back", || {
+        bytes(&lending(&cluster), "owed_bytes") == 0
+    });
+    assert!(bytes(&lending(&cluster), "used_bytes") <= 4 * MIB);
+    for (at, content) in files.iter().enumerate() {
+        content.assert_in(&cluster.mnt(name(at)));
+    }
+    cluster.drain("");
+    for (at, content) in files.iter().enumerate() {
+        content.assert_in(&cluster.pfs(name(at)));
+    }
+}
+
 /// Two jobs share a node: each has its own order, and a prolog hears of what it waits for.
 #[test]
 fn command_lend_orders_of_two_jobs_add_up_and_files_that_are_waited_for_are_named() {
