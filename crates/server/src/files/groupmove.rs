@@ -297,13 +297,13 @@ mod tests {
         }
         rooms.buffer.ledger().set_capacity(DRAM, 0);
         let fault = flash.inject(Operation::Sync, When::Nth(2), Effect::Fail(Errno::EIO));
-        rooms.files.give_back();
+        rooms.files.give_back(DRAM);
         assert!(flash.fired(fault) > 0);
         let files = rooms.buffer.files();
         let moved = files.iter().filter(|file| file.tier() == FLASH).count();
         assert_eq!((files.len(), moved), (4, 3));
         assert_eq!(rooms.lifecycle.audit_books(), Vec::<String>::new());
-        rooms.files.give_back();
+        rooms.files.give_back(DRAM);
         assert!(files.iter().all(|file| file.tier() == FLASH));
         assert_eq!(rooms.lifecycle.audit_books(), Vec::<String>::new());
     }

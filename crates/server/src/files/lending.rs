@@ -409,7 +409,9 @@ impl Files {
         let now_s = self.catalog.apps().now_s();
         order_demotion(self.plan.engine().placement(), &mut candidates, now_s);
         if let Some(shares) = self.plan.size_shares(tier) {
-            shares.keep(&mut candidates, self.owed_bytes(tier), |candidate| candidate);
+            shares.keep(&mut candidates, self.owed_bytes(tier), |candidate| {
+                candidate
+            });
         }
         candidates.iter().map(|candidate| candidate.id).collect()
     }

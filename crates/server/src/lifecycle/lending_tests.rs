@@ -513,7 +513,7 @@ fn where_the_store_is_not_flushed_the_old_objects_of_a_group_stay() {
     machine.has(0);
     rooms.lifecycle.look_at_memory();
     lab.store.fails_syncs.store(true, Ordering::Release);
-    rooms.files.give_back();
+    rooms.files.give_back(DRAM);
     let is_moved = |file: &&Arc<forebay_namespace::File>| file.tier() == FLASH;
     let moved: Vec<_> = files.iter().filter(is_moved).collect();
     assert!(!moved.is_empty());
@@ -558,7 +558,7 @@ fn memory_gives_back_clean_copies_first_then_what_is_coolest_then_what_is_open()
     let shrink = |mib: u64| {
         let ledger = rooms.buffer.ledger();
         ledger.set_capacity(DRAM, mib * MIB);
-        rooms.files.give_back();
+        rooms.files.give_back(DRAM);
         tiers()
     };
     machine.has(60);

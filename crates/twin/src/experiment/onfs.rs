@@ -1,5 +1,5 @@
-//! Borrowed memory (ONFS 2017): the same applications on the PFS alone, with flash, with memory of a
-//! fixed size, and with memory that is borrowed from jobs which come and go.
+//! Borrowed memory (ONFS 2017): the same applications on the PFS alone, with flash, with memory of
+//! a fixed size, and with memory that is borrowed from jobs which come and go.
 
 use super::{ExperimentError, ONFS, Report, Runner, SEEDS, with_memory};
 use crate::figure::Figure;

@@ -154,8 +154,8 @@ impl Sim<'_> {
         }
     }
 
-    /// A job that was drawn comes. Where those that are there leave it no room the scheduler of jobs
-    /// sends it elsewhere.
+    /// A job that was drawn comes. Where those that are there leave it no room the scheduler sends
+    /// it elsewhere.
     pub(in super::super) fn job_comes(&mut self, node: usize) {
         let drawn = self
             .scenario
