@@ -1,7 +1,7 @@
 //! What `tiers` and `wire` call the same thing.
 
-use forebay_tiers::{Allocate, ObjectStat, Seek, WriteBack};
-use forebay_wire::{DirtyPages, ObjectFacts, SeekWhat, SpaceChange};
+use forebay_tiers::{Allocate, ObjectStat, Seek, Space, WriteBack};
+use forebay_wire::{DirtyPages, ObjectFacts, ObjectReply, SeekWhat, SpaceChange};
 
 pub(crate) fn facts(stat: &ObjectStat) -> ObjectFacts {
     ObjectFacts {
@@ -70,5 +70,13 @@ pub(crate) fn write_back(what: DirtyPages) -> WriteBack {
         DirtyPages::Start => WriteBack::Start,
         DirtyPages::Wait => WriteBack::Wait,
         DirtyPages::Finish => WriteBack::Finish,
+    }
+}
+
+pub(crate) fn space(space: &Space) -> ObjectReply {
+    ObjectReply::Space {
+        total_bytes: space.total_bytes,
+        free_bytes: space.free_bytes,
+        lent_bytes: space.lent_bytes,
     }
 }

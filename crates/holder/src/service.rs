@@ -247,14 +247,7 @@ impl DataSession {
     ) -> io::Result<Reply> {
         let done = match call {
             ObjectCall::Begin { instance, epoch } => self.begin((instance, epoch))?,
-            ObjectCall::Space(tier) => {
-                let space = self.tier(tier)?.space()?;
-                ObjectReply::Space {
-                    total_bytes: space.total_bytes,
-                    free_bytes: space.free_bytes,
-                    lent_bytes: space.lent_bytes,
-                }
-            }
+            ObjectCall::Space(tier) => convert::space(&self.tier(tier)?.space()?),
             ObjectCall::Create { key, identity, how } => {
                 let identity = Identity::decode(&identity).map_err(|_| Errno::EINVAL)?;
                 let tier = self.tier(key.tier)?;
