@@ -8,7 +8,9 @@ use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use forebay_holder::{BorrowedMemory, DataHost, DataServer, open_flash, open_memory};
+use forebay_holder::{
+    BorrowedMemory, DataHost, DataServer, end_order_of_before, open_flash, open_memory,
+};
 use forebay_server::Settings;
 use forebay_tiers::{PfsTree, Tier};
 use forebay_types::Errno;
@@ -32,6 +34,8 @@ use crate::{signals, starter};
 
 /// In the state folder: which start of a metadata server was the latest to come.
 const LATEST: &str = "forebay-latest";
+/// In the state folder: the memory tier.
+const MEMORY: &str = "dram";
 /// In the state folder: orders to lend memory.
 const ORDERS: &str = "lend-orders";
 /// Between two looks at memory while it may be needed any moment.
@@ -162,12 +166,9 @@ fn open_tiers(
     if let Some(size) = settings.dram_bytes {
         let overrun = settings.overrun_bytes();
         // It stays mounted when this process ends: the metadata server knows what is in it.
-        let (tier, mounted) = open_memory(&settings.state, size, overrun, instance)?;
+        let (tier, _mounted) = open_memory(&settings.state, size, overrun, instance)?;
         tiers.push(Arc::new(match borrowed {
-            Some(borrowed) => {
-                borrowed.is_in(mounted);
-                tier.lending(borrowed.lent_bytes())
-            }
+            Some(borrowed) => tier.lending(borrowed.lent_bytes()),
             None => tier,
         }));
     }
@@ -189,9 +190,9 @@ fn borrowed(settings: &Settings) -> Result<Option<Arc<BorrowedMemory>>, Failure>
             "dram = \"auto\" of a data server needs root: only of a tmpfs of its own it knows what it holds; give dram a size",
         ));
     }
-    let orders = settings.state.join(ORDERS);
+    let paths = (settings.state.join(MEMORY), settings.state.join(ORDERS));
     let source = lending.memory.0.clone();
-    let borrowed = BorrowedMemory::new(lending.bounds, source, full, orders)
+    let borrowed = BorrowedMemory::new(lending.bounds, source, full, paths)
         .explain(settings.state.display(), "")?;
     Ok(Some(Arc::new(borrowed)))
 }
@@ -288,11 +289,14 @@ impl Orders {
     }
 
     fn lend(&self, name: &str, bytes: u64) -> Reply {
-        let Some(borrowed) = &self.borrowed else {
-            return Errno::EOPNOTSUPP.into();
+        let done = match &self.borrowed {
+            Some(borrowed) => borrowed.order(name, bytes),
+            None if bytes > 0 => Err(Errno::EOPNOTSUPP.into()),
+            None => end_order_of_before(&self.settings.state.join(ORDERS), name),
         };
-        match borrowed.order(name, bytes) {
+        match done {
             Ok(()) => Response::Control(ControlResponse::Status(Box::new(self.status()))).into(),
+            Err(error) if Errno::of(&error) == Errno::EOPNOTSUPP => Errno::EOPNOTSUPP.into(),
             Err(error) => {
                 tracing::error!("the order to lend memory: {error}");
                 Errno::of(&error).into()

@@ -7,6 +7,7 @@
 
 use std::fs;
 use std::io;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -15,7 +16,7 @@ use std::time::Instant;
 use forebay_policy::lending::{
     CAPACITY_MIN_BYTES, LendOrders, Lender, Lending, LendingError, Memory, Pool, Target, tightest,
 };
-use forebay_tiers::{DramMount, MemoryNow, MemorySource};
+use forebay_tiers::{MemoryNow, MemorySource};
 use forebay_types::{Errno, format_size};
 use forebay_wire::control::{LENDING_NAME_MAX, LENDING_ORDERS_MAX, LendingOrder, LendingStatus};
 use parking_lot::Mutex;
@@ -23,6 +24,8 @@ use parking_lot::Mutex;
 use crate::kept;
 
 const HEAD: &str = "forebay orders\n";
+/// What a tmpfs may have beside objects, bytes: the metadata server counts only those.
+const OWN_BYTES: u64 = 64 << 10;
 
 /// What one look has seen and come to.
 struct Look {
@@ -42,8 +45,8 @@ pub struct BorrowedMemory {
     source: Arc<dyn MemorySource>,
     full_bytes: u64,
     lent_bytes: Arc<AtomicU64>,
-    /// Once a metadata server has come.
-    mounted: Mutex<Option<DramMount>>,
+    /// Where the tier's tmpfs is, once there is one.
+    memory: PathBuf,
     begun: Instant,
     deciding: Mutex<Deciding>,
     /// Where the orders are on record.
@@ -51,8 +54,8 @@ pub struct BorrowedMemory {
 }
 
 impl BorrowedMemory {
-    /// A tier of `full_bytes` where nothing is lent. Orders of before, which `path` has, stay in
-    /// force.
+    /// A tier of `full_bytes` where nothing is lent, in a tmpfs on `memory`. Orders of before, which
+    /// `path` has, stay in force.
     ///
     /// # Errors
     /// The bounds make no sense, or `path` cannot be read or is damaged.
@@ -60,7 +63,7 @@ impl BorrowedMemory {
         bounds: Lending,
         source: Arc<dyn MemorySource>,
         full_bytes: u64,
-        path: PathBuf,
+        (memory, path): (PathBuf, PathBuf),
     ) -> io::Result<BorrowedMemory> {
         let lender = Lender::new(bounds).map_err(|error: LendingError| {
             io::Error::new(io::ErrorKind::InvalidInput, error.to_string())
@@ -69,7 +72,7 @@ impl BorrowedMemory {
             source,
             full_bytes,
             lent_bytes: Arc::default(),
-            mounted: Mutex::default(),
+            memory,
             begun: Instant::now(),
             deciding: Mutex::new(Deciding {
                 lender,
@@ -86,17 +89,23 @@ impl BorrowedMemory {
         self.lent_bytes.clone()
     }
 
-    /// The tier's memory is this from now on.
-    pub fn is_in(&self, mounted: DramMount) {
-        *self.mounted.lock() = Some(mounted);
-    }
-
-    /// Of a tmpfs that others have a part in nobody knows what the tier occupies: nothing is said
-    /// to be.
+    /// What a run of before has left counts, too.
     fn used_bytes(&self) -> io::Result<u64> {
-        let mounted = self.mounted.lock();
-        let used = mounted.as_ref().map(DramMount::used_bytes).transpose()?;
-        Ok(used.flatten().unwrap_or(0))
+        let device = |path: &Path| Ok::<_, io::Error>(fs::symlink_metadata(path)?.dev());
+        let around = self.memory.parent().unwrap_or(&self.memory);
+        let memory = match device(&self.memory) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(0),
+            memory => memory?,
+        };
+        // Nothing is mounted there yet.
+        if memory == device(around)? {
+            return Ok(0);
+        }
+        let stat = rustix::fs::statvfs(&self.memory)?;
+        let blocks = stat.f_blocks.saturating_sub(stat.f_bfree);
+        Ok(blocks
+            .saturating_mul(stat.f_frsize)
+            .saturating_sub(OWN_BYTES))
     }
 
     fn capacity_bytes(&self) -> u64 {
@@ -216,6 +225,20 @@ impl BorrowedMemory {
             ..LendingStatus::default()
         })
     }
+}
+
+/// Ends an order of a run of before, where nothing is borrowed now: whoever has given it does not
+/// know that.
+///
+/// # Errors
+/// Of the file, or it is damaged.
+pub fn end_order_of_before(path: &Path, name: &str) -> io::Result<()> {
+    let mut orders = orders_of(path)?;
+    if orders.iter().all(|(known, _)| known != name) {
+        return Ok(());
+    }
+    orders.set(name, 0);
+    kept::write(path, &text_of(&orders))
 }
 
 /// A line for each: bytes, and the name in hexadecimal digits.

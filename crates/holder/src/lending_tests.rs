@@ -27,8 +27,8 @@ fn lab(folder: &Path) -> (Arc<Told>, BorrowedMemory) {
         available_mib: AtomicU64::new(14 << 10),
         is_silent: AtomicU64::new(0),
     });
-    let path = folder.join("lend-orders");
-    let borrowed = BorrowedMemory::new(Lending::default(), told.clone(), 8 << 30, path);
+    let paths = (folder.join("dram"), folder.join("lend-orders"));
+    let borrowed = BorrowedMemory::new(Lending::default(), told.clone(), 8 << 30, paths);
     (told, borrowed.expect("sensible"))
 }
 
@@ -84,6 +84,22 @@ fn orders_are_kept_and_obeyed_by_who_sees_nothing() {
     );
     borrowed.order("job 7", 0).expect("ended");
     assert_eq!(borrowed.status().expect("seen").orders.len(), 1);
+}
+
+#[test]
+fn an_order_ends_also_where_nothing_is_borrowed() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let (_, borrowed) = lab(folder.path());
+    for name in ["one", "two"] {
+        borrowed.order(name, 1 << 30).expect("ordered");
+    }
+    let path = folder.path().join("lend-orders");
+    for name in ["two", "unknown"] {
+        end_order_of_before(&path, name).expect("ended");
+    }
+    let (_, borrowed) = lab(folder.path());
+    borrowed.look();
+    assert_eq!(borrowed.status().expect("seen").ordered_bytes, 1 << 30);
 }
 
 #[test]

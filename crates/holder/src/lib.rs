@@ -23,7 +23,7 @@ mod unanswered;
 mod way;
 
 pub use claim::Claim;
-pub use lending::BorrowedMemory;
+pub use lending::{BorrowedMemory, end_order_of_before};
 pub use local::{SsdSetting, open_flash, open_memory};
 pub use object::RemoteObject;
 pub use redial::{Dial, Redialing};

@@ -219,7 +219,10 @@ impl Instance {
             let room = &rooms.lifecycle;
             self.spawn("fb-holders", true, room, monitor::watch_holders)?;
             self.spawn("fb-space", true, room, monitor::watch_space)?;
-            self.spawn("fb-hand-over", true, room, lending::hand_over)?;
+            for server in lending::nodes_with_memory(room) {
+                let run = move |room: &Arc<_>| lending::hand_over(room, server);
+                self.spawn(&format!("fb-over-{server}"), true, room, run)?;
+            }
             self.spawn("fb-empty", false, room, emptying::run)?;
             self.spawn("fb-move", true, room, emptying::move_files)?;
             if rooms.lifecycle.has_replicas() {

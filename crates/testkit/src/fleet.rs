@@ -97,8 +97,12 @@ impl Fleet {
 
     /// The same; `memory` is what the data servers' sections say of their memory.
     #[track_caller]
-    pub fn of_data_servers_in(nodes: usize, memory: &str, config: &str) -> Fleet {
-        let mut fleet = Fleet::prepare(nodes, nodes + 1, "", config);
+    pub fn of_data_servers_in(
+        nodes: usize,
+        (cluster, memory): (&str, &str),
+        config: &str,
+    ) -> Fleet {
+        let mut fleet = Fleet::prepare(nodes, nodes + 1, cluster, config);
         fleet.memory = memory.into();
         fleet.with_data_servers(nodes);
         fleet

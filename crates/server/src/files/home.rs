@@ -135,21 +135,38 @@ impl Files {
         Some(TierId(index as u8))
     }
 
-    /// Memory of another node that a file which has to leave that of a tier may lie in, and that
-    /// has much room.
-    pub(super) fn memory_elsewhere(&self, file: &File, from: TierId, bytes: u64) -> Option<TierId> {
-        if self.settings.holders.is_empty() {
-            return None;
-        }
-        let rule = self.catalog.holder_rule_of_file(file);
-        if rule.locality == Locality::LocalOnly {
-            return None;
-        }
-        let slot = self.buffer.tiers().get(from);
-        let here = slot.map(|slot| HolderId(slot.server));
+    /// The server that a tier is on.
+    pub(super) fn server_with(&self, tier: TierId) -> u16 {
+        let slot = self.buffer.tiers().get(tier);
+        slot.map_or(self.settings.server, |slot| slot.server)
+    }
+
+    /// Flash of a server that has room.
+    pub(super) fn flash_of(&self, server: u16, bytes: u64) -> Option<TierId> {
         let mut spaces = self.buffer.spaces();
-        spaces.retain(|space| Some(self.server_of(space)) != here && self.is_allowed(space, rule));
-        let index = memory_with_room(&spaces, bytes)?;
+        spaces.retain(|space| self.server_of(space) == HolderId(server));
+        let index = flash_with_room(&spaces, bytes)?;
+        Some(TierId(index as u8))
+    }
+
+    /// Where on other nodes a file goes whose node has no room for it: flash, or memory that has
+    /// much room, unless an fsync has promised more than memory. Never where its second copy is.
+    pub(super) fn place_elsewhere(&self, file: &File, from: TierId, bytes: u64) -> Option<TierId> {
+        let rule = self.catalog.holder_rule_of_file(file);
+        if self.settings.holders.is_empty() || rule.locality == Locality::LocalOnly {
+            return None;
+        }
+        let residency = file.lock().residency;
+        let second = residency.shadow.map(|(tier, _)| self.server_with(tier));
+        let taken = [Some(self.server_with(from)), second];
+        let mut spaces = self.buffer.spaces();
+        spaces.retain(|space| {
+            let is_taken = taken.contains(&Some(self.server_of(space).0));
+            !is_taken && self.is_allowed(space, rule)
+        });
+        let is_promised = residency.flushed.is_some() || residency.shadow.is_some();
+        let memory = || memory_with_room(&spaces, bytes).filter(|_| !is_promised);
+        let index = flash_with_room(&spaces, bytes).or_else(memory)?;
         Some(TierId(index as u8))
     }
 

@@ -73,6 +73,9 @@ impl Files {
                 .is_some_and(|(at, _)| at == tier)
         };
         let hold = || self.buffer.ledger().try_hold_move(file.object, to, bytes);
+        if self.is_beside_its_second(file, to) {
+            return false;
+        }
         if has_second(to) {
             return true;
         }

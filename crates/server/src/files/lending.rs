@@ -142,7 +142,7 @@ impl Files {
     }
 
     /// Whether jobs have some of a tier's memory, or may have.
-    fn lends(&self, tier: TierId) -> bool {
+    pub fn lends(&self, tier: TierId) -> bool {
         if self.buffer.tiers().holder_of(tier).is_none() {
             return tier == DRAM && self.settings.lending.is_some();
         }
@@ -171,7 +171,7 @@ impl Files {
         refused: Refused,
     ) -> Result<bool, Failure> {
         let is_room = matches!(refused, Refused::Tier { .. } | Refused::DirtyCap);
-        let mut tiers = self.buffer.tiers().ids();
+        let mut tiers = std::iter::once(DRAM).chain(self.buffer.tiers().ids());
         if !is_room || !tiers.any(|tier| self.lends(tier)) {
             return Ok(false);
         }
@@ -240,11 +240,6 @@ impl Files {
             given.waits = stays.waits;
         }
         given
-    }
-
-    fn server_with(&self, tier: TierId) -> u16 {
-        let slot = self.buffer.tiers().get(tier);
-        slot.map_or(self.settings.server, |slot| slot.server)
     }
 
     fn drop_from_memory(&self, tier: TierId) -> u64 {
@@ -353,9 +348,6 @@ impl Files {
                 )
             };
             if !is_here {
-                // A second copy goes when its file is drained.
-                let shadow = file.lock().residency.shadow;
-                stays.could_drain |= is_dirty && shadow.is_some_and(|(of, _)| of == tier);
                 continue;
             }
             let open = self.buffer.opens().by_ino(file.ino);
@@ -430,15 +422,15 @@ impl Files {
             Some(open) => open.target.read().object().stat()?.allocated_bytes,
             None => self.buffer.ledger().used_bytes(file.object),
         };
-        let with_room = self.flash_for(file, from, bytes);
-        let with_room = with_room.or_else(|| self.memory_elsewhere(file, from, bytes));
-        let must_evict = with_room.is_none();
         let server = self.server_with(from);
-        let find = || {
+        let evict = || {
             let clean = clean.get_or_insert_with(|| self.clean_by_tier());
             self.flash_with_clean(server, bytes, clean)
         };
-        let Some(to) = with_room.or_else(find) else {
+        let with_room = self.flash_of(server, bytes);
+        let must_evict = with_room.is_none();
+        let here = with_room.or_else(evict);
+        let Some(to) = here.or_else(|| self.place_elsewhere(file, from, bytes)) else {
             if file.lock().is_dirty() {
                 self.buffer.queue().add_urgent(file.object);
             }

@@ -82,6 +82,20 @@ impl Files {
             && self.catalog.durability_of_file(file) == Durability::Replica
     }
 
+    /// Whether a file that is moved to a tier would have both copies that were promised on one
+    /// node.
+    pub(super) fn is_beside_its_second(&self, file: &File, to: TierId) -> bool {
+        let (residency, is_dirty) = {
+            let state = file.lock();
+            (state.residency, state.is_dirty())
+        };
+        let is_two = |second| self.is_second(second, residency.tier);
+        let second = residency.shadow.map(|(second, _)| second);
+        second.is_some_and(|second| is_two(second) && !self.is_second(second, to))
+            && is_dirty
+            && self.catalog.durability_of_file(file) == Durability::Replica
+    }
+
     /// What an fsync at the level `replica` does.
     pub(super) fn flush_to_replica(
         &self,

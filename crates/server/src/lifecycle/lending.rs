@@ -5,6 +5,7 @@
 //! waits for the other: memory may go on going while a large file moves.
 
 use std::cmp::Ordering::{Equal, Greater, Less};
+use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -24,6 +25,7 @@ use crate::base::settings::{LendingSetting, MemoryWay, Settings};
 use crate::buffer::tierset::{DRAM, Slot};
 use crate::files::lending::{GivenBack, WaitsFor, pools_of};
 use crate::lifecycle::Lifecycle;
+use crate::lifecycle::monitor::ask_space;
 
 /// Between two looks while memory may be needed any moment.
 const TENSE: Duration = Duration::from_millis(250);
@@ -141,37 +143,64 @@ pub fn give_back(lifecycle: &Arc<Lifecycle>) {
     }
 }
 
-/// The thread that has what other nodes lend leave their memory: their data servers say how much it
-/// is. It may hang with one of them.
-pub fn hand_over(lifecycle: &Arc<Lifecycle>) {
+/// Servers of other nodes that hold data in memory.
+pub fn nodes_with_memory(lifecycle: &Lifecycle) -> BTreeSet<u16> {
     let tiers = lifecycle.buffer.tiers();
     let of_node = |(id, slot): &(TierId, &Slot)| {
         slot.kind == TierKind::Dram && tiers.holder_of(*id).is_some()
     };
-    let memory: Vec<_> = tiers.iter().filter(of_node).collect();
-    while !memory.is_empty() && !lifecycle.base.is_ending() {
-        let (begun, mut is_owed, mut has_given) = (Instant::now(), false, false);
-        for (id, slot) in &memory {
-            if lifecycle.files.owed_bytes(*id) == 0 || !slot.tier.is_answering() {
+    let memory = tiers.iter().filter(of_node);
+    memory.map(|(_, slot)| slot.server).collect()
+}
+
+/// The thread that has what a data server lends leave the memory of its node: the data server says
+/// how much that is. One for each, for it may hang with its node, and moves take their time.
+pub fn hand_over(lifecycle: &Lifecycle, server: u16) {
+    let mut waits_files = 0;
+    while !lifecycle.base.is_ending() {
+        let (begun, mut is_lent, mut is_owed, mut has_given) =
+            (Instant::now(), false, false, false);
+        let memory = lifecycle.buffer.tiers().of_server(server);
+        for (id, slot) in memory.filter(|(_, slot)| slot.kind == TierKind::Dram) {
+            if !slot.tier.is_answering() {
                 continue;
             }
-            let given = lifecycle.files.give_back(*id);
-            if given.is_any() {
-                tracing::info!(
-                    "server {}: jobs have memory: {} dropped, {} moved",
-                    slot.server,
-                    format_size(given.dropped_bytes),
-                    format_size(given.moved_bytes)
-                );
+            ask_space(lifecycle, id, slot);
+            is_lent |= lifecycle.files.lends(id);
+            if lifecycle.files.owed_bytes(id) == 0 {
+                continue;
             }
+            let given = lifecycle.files.give_back(id);
+            tell_of_return(server, &given, &mut waits_files);
             has_given |= given.is_any();
-            is_owed |= lifecycle.files.owed_bytes(*id) > 0;
+            is_owed |= lifecycle.files.owed_bytes(id) > 0;
         }
         lifecycle.base.life().pause(match (is_owed, has_given) {
-            (false, _) => TENSE,
             (true, true) => AGAIN,
             (true, false) => TENSE.max(begun.elapsed() * SHARE_OF_TIME),
+            (false, _) if is_lent => TENSE,
+            (false, _) => CALM,
         });
+    }
+}
+
+fn tell_of_return(server: u16, given: &GivenBack, waits_files: &mut u64) {
+    if given.is_any() {
+        let (dropped, moved) = (given.dropped_bytes, given.moved_bytes);
+        tracing::info!(
+            "server {server}: jobs need memory: {} dropped, {} moved",
+            format_size(dropped),
+            format_size(moved)
+        );
+    }
+    let WaitsFor { files, largest, .. } = &given.waits;
+    if std::mem::replace(waits_files, *files) != *files
+        && let Some(first) = largest.first()
+    {
+        tracing::info!(
+            "server {server}: jobs need memory that {files} open files have, the largest {}",
+            first.path.escape_ascii()
+        );
     }
 }
 

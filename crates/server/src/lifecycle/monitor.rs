@@ -240,7 +240,8 @@ pub fn watch_space(lifecycle: &Arc<Lifecycle>) {
             .iter()
             .filter(|(id, _)| tiers.holder_of(*id).is_some())
         {
-            if slot.tier.is_answering() {
+            // Memory: see `lending::hand_over`.
+            if slot.kind != TierKind::Dram && slot.tier.is_answering() {
                 ask_space(lifecycle, id, slot);
             }
         }
@@ -248,7 +249,7 @@ pub fn watch_space(lifecycle: &Arc<Lifecycle>) {
     }
 }
 
-fn ask_space(lifecycle: &Lifecycle, id: TierId, slot: &Slot) {
+pub(super) fn ask_space(lifecycle: &Lifecycle, id: TierId, slot: &Slot) {
     match slot.tier.space() {
         Ok(space) => {
             let ledger = lifecycle.buffer.ledger();

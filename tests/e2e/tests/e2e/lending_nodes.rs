@@ -73,12 +73,21 @@ fn is_memory_of_2(tier: &str) -> bool {
     tier == "server-2:dram"
 }
 
+/// Flash of server 2 is a file's that is not drained.
+fn fill_flash(fleet: &Fleet) {
+    let full = std::fs::File::create(fleet.mnt(1, "full")).expect("create");
+    full.sync_all().expect("fsync");
+    for part in 0..60 {
+        std::io::Write::write_all(&mut (&full), &vec![part; 4 * MIB as usize]).expect("write");
+    }
+}
+
 #[test]
 fn promise_5_a_data_server_lends_memory_beside_programs_of_all_nodes() {
     if needs_nodes() {
         return;
     }
-    let fleet = Fleet::of_data_servers_in(2, MEMORY, RULES);
+    let fleet = Fleet::of_data_servers_in(2, ("", MEMORY), RULES);
     let (is_over, rounds) = (AtomicBool::new(false), AtomicU64::new(0));
     std::thread::scope(|scope| {
         for node in [1, 2] {
@@ -113,7 +122,7 @@ fn promise_5_memory_that_a_data_server_lends_is_whole_after_kills_of_the_servers
     if needs_nodes() {
         return;
     }
-    let mut fleet = Fleet::of_data_servers_in(2, MEMORY, RULES);
+    let mut fleet = Fleet::of_data_servers_in(2, ("", MEMORY), RULES);
     for round in 0..2 {
         wait_until_for(Duration::from_secs(300), "the ceiling", || {
             is_at_its_ceiling(&fleet)
@@ -147,22 +156,54 @@ fn promise_5_without_room_on_flash_a_data_server_hands_memory_over_to_other_node
     if needs_nodes() {
         return;
     }
-    let fleet = Fleet::of_data_servers_in(2, MEMORY, RULES);
+    let fleet = Fleet::of_data_servers_in(2, ("", MEMORY), RULES);
     wait_until_for(Duration::from_secs(300), "the ceiling", || {
         is_at_its_ceiling(&fleet)
     });
     write_all(&fleet, 0);
     assert!(tiers(&fleet).iter().all(|tier| is_memory_of_2(tier)));
-    // The node's flash is the other files'.
-    let full = std::fs::File::create(fleet.mnt(1, "full")).expect("create");
-    full.sync_all().expect("fsync");
-    for part in 0..60 {
-        std::io::Write::write_all(&mut (&full), &vec![part; 4 * MIB as usize]).expect("write");
-    }
+    fill_flash(&fleet);
     on_data(&fleet, &["lend", "1GiB", "--for", "job", "--wait", "60s"]).ok();
     let now = tiers(&fleet);
     assert!(!now.iter().any(|tier| is_memory_of_2(tier)), "{now:?}");
     let is_elsewhere = |tier: &String| !tier.starts_with("server-2:");
     assert!(now.iter().any(is_elsewhere), "{now:?}");
     assert_all(&fleet, 0);
+}
+
+#[test]
+fn promise_3_memory_that_is_lent_leaves_no_file_on_one_node_alone() {
+    if needs_nodes() {
+        return;
+    }
+    let rules = "[demotion]\nidle = false\nstart = 0.9\n\
+        [[rule]]\npath = \"/full\"\ndurability = \"ssd\"\nservers = [2]\n";
+    let fleet = Fleet::of_data_servers_in(2, ("replicas = 2\n", MEMORY), rules);
+    wait_until_for(Duration::from_secs(300), "the ceiling", || {
+        is_at_its_ceiling(&fleet)
+    });
+    fill_flash(&fleet);
+    let path = fleet.mnt(1, "two");
+    write_file(&path, pattern(7, 5_000_000));
+    let file = std::fs::File::open(&path).expect("open");
+    file.sync_all().expect("fsync");
+    drop(file);
+    let copies = || {
+        let args = ["where".as_ref(), "--json".as_ref(), path.as_os_str()];
+        let said = fleet.run(1, &args).ok().json();
+        let tiers = said[0]["tiers"].as_array().expect("tiers").clone();
+        let tiers = tiers.iter().map(|tier| tier.as_str().expect("a name"));
+        tiers.map(str::to_string).collect::<Vec<_>>()
+    };
+    let before = copies();
+    assert!(before.iter().any(|tier| is_memory_of_2(tier)), "{before:?}");
+    let is_on_3 = |tier: &String| tier.starts_with("server-3:");
+    assert!(before.iter().any(is_on_3), "{before:?}");
+    let wait = ["lend", "1GiB", "--for", "job", "--wait", "60s"];
+    on_data(&fleet, &wait).ok();
+    // The only flash with room has the second copy: the file is on the PFS instead.
+    let now = copies();
+    assert!(!now.iter().any(|tier| is_memory_of_2(tier)), "{now:?}");
+    pattern(7, 5_000_000).assert_in(&fleet.pfs("two"));
+    pattern(7, 5_000_000).assert_in(&path);
 }

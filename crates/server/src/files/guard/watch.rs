@@ -290,8 +290,9 @@ fn borrow(files: &Files, growing: &Growing<'_>, waits: bool) -> bool {
     let in_memory = is_here && tiers.kind(growing.tier) == TierKind::Dram;
     let wish = overrun_bytes + MIN_EXTENSION_BYTES;
     let free_bytes = || slot.and_then(|slot| Some(slot.tier.space().ok()?.free_bytes));
-    let more_bytes = match in_memory {
-        true if files.memory_has(wish) => MIN_EXTENSION_BYTES,
+    let is_lent_there = !in_memory && files.lends(growing.tier);
+    let more_bytes = match in_memory || is_lent_there {
+        true if in_memory && files.memory_has(wish) => MIN_EXTENSION_BYTES,
         true if waits => 0,
         true => files.lent_back(growing.tier, MIN_EXTENSION_BYTES),
         false if free_bytes().is_some_and(|free| may_borrow(free, wish, tiers.overrun_bytes())) => {
