@@ -77,7 +77,7 @@ fn is_memory_of_2(tier: &str) -> bool {
 fn fill_flash(fleet: &Fleet) {
     let full = std::fs::File::create(fleet.mnt(1, "full")).expect("create");
     full.sync_all().expect("fsync");
-    for part in 0..60 {
+    for part in 0..63 {
         std::io::Write::write_all(&mut (&full), &vec![part; 4 * MIB as usize]).expect("write");
     }
 }
@@ -177,7 +177,7 @@ fn promise_3_memory_that_is_lent_leaves_no_file_on_one_node_alone() {
         return;
     }
     let rules = "[demotion]\nidle = false\nstart = 0.9\n\
-        [[rule]]\npath = \"/full\"\ndurability = \"ssd\"\nservers = [2]\n";
+        [[rule]]\npath = \"/full\"\ndurability = \"memory\"\nservers = [2]\n";
     let fleet = Fleet::of_data_servers_in(2, ("replicas = 2\n", MEMORY), rules);
     wait_until_for(Duration::from_secs(300), "the ceiling", || {
         is_at_its_ceiling(&fleet)
@@ -204,6 +204,7 @@ fn promise_3_memory_that_is_lent_leaves_no_file_on_one_node_alone() {
     // The only flash with room has the second copy: the file is on the PFS instead.
     let now = copies();
     assert!(!now.iter().any(|tier| is_memory_of_2(tier)), "{now:?}");
+    assert!(!now.iter().all(is_on_3), "{now:?}");
     pattern(7, 5_000_000).assert_in(&fleet.pfs("two"));
     pattern(7, 5_000_000).assert_in(&path);
 }
