@@ -1,5 +1,7 @@
 //! Memory of data servers that is given back beside programs that read and write.
 
+use std::fs;
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
@@ -165,4 +167,30 @@ fn promise_5_without_room_on_flash_a_data_server_hands_memory_over_to_other_node
     let is_elsewhere = |tier: &String| !tier.starts_with("server-2:");
     assert!(now.iter().any(is_elsewhere), "{now:?}");
     assert_all(&fleet, 0);
+}
+
+#[test]
+fn command_lend_at_what_lends_nothing_names_who_does() {
+    if needs_nodes() {
+        return;
+    }
+    let fleet = Fleet::of_data_servers_in(1, MEMORY, RULES);
+    let at = |node, state: &Path| {
+        let args = ["lend".as_ref(), "1GiB".as_ref(), "--state".as_ref()];
+        let args = [&args[..], &[state.as_os_str()]].concat();
+        fleet.run(node, &args).expect_code(1).stderr
+    };
+    let mut folders = fs::read_dir(fleet.base().join("run")).expect("run folders");
+    let run = folders.next().expect("one").expect("readable").path();
+    let said = at(1, &run);
+    let data = format!("--state {} (server 2)", fleet.data_state(1).display());
+    assert!(said.contains("the run folder of the mount "), "{said}");
+    assert!(said.contains(&data), "{said}");
+    let said = at(0, &fleet.state());
+    assert!(
+        said.contains("is a metadata server without a memory tier"),
+        "{said}"
+    );
+    let data = format!("--state {} on ", fleet.data_state(1).display());
+    assert!(said.contains(&data), "{said}");
 }
