@@ -141,7 +141,7 @@ pub fn names(factory: Factory<'_>) {
     tier.sync_all().expect("sync of nothing");
     assert_eq!(ids(tier.as_ref()), [id.0]);
     if let Some(together) = tier.flush_together().expect("open") {
-        tier.create(ObjectId(2 * id.0), &identity(1))
+        tier.create(ObjectId(id.0 - 1), &identity(1))
             .expect("one more");
         tier.sync_together(&together).expect("sync of everything");
         tier.sync_all().expect("sync of nothing");

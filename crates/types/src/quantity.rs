@@ -14,6 +14,9 @@ pub enum QuantityError {
     /// Negative, not a number, or more than fits.
     #[error("'{0}' is out of range")]
     Range(String),
+    /// More than nothing, and less than a byte; or so many bytes and a part of one.
+    #[error("'{0}' is a fraction of a byte; write for example {SIZES}")]
+    FractionOfByte(String),
     /// No part of something.
     #[error("'{0}' is no fraction; write for example {FRACTIONS}")]
     NoFraction(String),
@@ -45,8 +48,8 @@ fn split<'a>(text: &'a str, example: &'static str) -> Result<(f64, &'a str), Qua
 }
 
 /// Bytes from `4GiB`, `500MB`, `1.5T`, `4096`. Units: `B kB MB GB TB PB` (1000),
-/// `KiB MiB GiB TiB PiB` and single letters (1024), in any case. The result is rounded down to
-/// whole bytes.
+/// `KiB MiB GiB TiB PiB` and single letters (1024), in any case. With a unit the result is
+/// rounded down to whole bytes; a fraction of bytes alone is refused, and so is less than one.
 pub fn parse_size(text: &str) -> Result<u64, QuantityError> {
     let (number, unit) = split(text, SIZES)?;
     let factor: f64 = match unit.to_ascii_lowercase().as_str() {
@@ -66,6 +69,10 @@ pub fn parse_size(text: &str) -> Result<u64, QuantityError> {
     let bytes = number * factor;
     if !bytes.is_finite() || bytes < 0.0 || bytes >= i64::MAX as f64 {
         return Err(QuantityError::Range(text.to_string()));
+    }
+    let is_part = factor == 1.0 && bytes.fract() != 0.0;
+    if is_part || (bytes > 0.0 && bytes < 1.0) {
+        return Err(QuantityError::FractionOfByte(text.to_string()));
     }
     Ok(bytes as u64)
 }
@@ -160,6 +167,15 @@ mod tests {
             Err(QuantityError::NoNumber(..))
         ));
         assert!(parse_size("").is_err());
+        // A part of the memory, as who writes it may mean, would become no memory at all.
+        for text in ["0.5", "1.5B", "0.0001k"] {
+            assert!(
+                matches!(parse_size(text), Err(QuantityError::FractionOfByte(..))),
+                "{text}"
+            );
+        }
+        assert_eq!(parse_size("0.3k"), Ok(307));
+        assert_eq!(parse_size("8.0"), Ok(8));
         // As a floating-point number it is 2^63.
         assert!(parse_size("9223372036854775807").is_err());
     }

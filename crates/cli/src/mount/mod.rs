@@ -21,11 +21,13 @@ use clap::Args;
 use forebay_policy::links::Distribution;
 use forebay_types::parse_duration;
 
+use crate::cluster::config::Cluster;
 use crate::cluster::patient_enough;
 use crate::exit::{Exit, Explain, Failure, reason};
+use crate::mounts::{self, MountEntry};
 use crate::state::{Lock, LockError};
 use crate::up::detach;
-use crate::{mounts, out, usage};
+use crate::{out, usage};
 
 /// The name under which mount(8) calls this program for the type `forebay`.
 const HELPERS: [&str; 2] = ["mount.forebay", "mount.fuse.forebay"];
@@ -133,16 +135,28 @@ pub fn run_for_mount(args: impl Iterator<Item = OsString>) -> Result<Exit, Failu
     }
 }
 
-/// Whether what a file of `forebay up` says is mounted at a place, and runs.
+/// Whether what a file says is mounted at a place, and runs: of `forebay up` its state folder, else
+/// its cluster. Another user's mount of the same cluster is not the same: not all may use it.
 fn is_here(file: &Path, place: &Path) -> bool {
-    let Some(state) = helper::state_of(file) else {
-        return false;
-    };
     let table = mounts::read().unwrap_or_default();
     let place = mounts::resolved(&table, place);
-    let found = mounts::topmost(&table, &place);
-    found.is_some_and(|entry| entry.is_forebay() && entry.source == state)
-        && matches!(Lock::take(&state), Err(LockError::Held { .. }))
+    let Some(entry) = mounts::topmost(&table, &place).filter(|entry| entry.is_forebay()) else {
+        return false;
+    };
+    let is_that = match helper::state_of(file) {
+        Some(state) => entry.source == state,
+        None => shows_cluster(entry, file),
+    };
+    is_that && matches!(Lock::take(&entry.source), Err(LockError::Held { .. }))
+}
+
+/// Whether all of a file's cluster is mounted there. A file that is none is left to the command.
+fn shows_cluster(entry: &MountEntry, file: &Path) -> bool {
+    let config = std::path::absolute(file);
+    let cluster = config.ok().and_then(|file| Cluster::load(&file).ok());
+    entry.root == Path::new("/")
+        && place::is_run_folder(&entry.source)
+        && cluster.is_some_and(|cluster| shows(&entry.source, &cluster))
 }
 
 fn absolute(place: &Path) -> Result<PathBuf, Failure> {

@@ -136,6 +136,11 @@ fn base() -> PathBuf {
     }
 }
 
+/// Whether this user's mounts have their run folders beside that one.
+pub fn is_run_folder(folder: &Path) -> bool {
+    std::fs::canonicalize(base()).is_ok_and(|base| folder.parent() == Some(&base))
+}
+
 /// Whether it had to be made.
 fn make(folder: &Path, mode: u32) -> std::io::Result<bool> {
     match DirBuilder::new().mode(mode).create(folder) {

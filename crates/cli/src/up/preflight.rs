@@ -48,6 +48,7 @@ pub fn check(plan: &mut Plan) -> Result<Ground, Failure> {
     }
     resources::check_space(settings)?;
     resources::check_memory(settings, &table)?;
+    ground.warnings.extend(resources::never_lent(settings));
     let mounts = settings.mount.is_some();
     if mounts {
         resources::check_fuse()?;

@@ -171,6 +171,20 @@ pub fn check_memory(settings: &Settings, table: &[MountEntry]) -> Result<(), Fai
     )))
 }
 
+/// Where `dram_min` is above the most that may be borrowed here: jobs never get any back.
+pub fn never_lent(settings: &Settings) -> Option<String> {
+    let bounds = settings.lending.as_ref()?.bounds;
+    let most = settings.dram_bytes?;
+    (bounds.min_bytes > most).then(|| {
+        format!(
+            "dram_min ({}) is above the most that is borrowed on this machine ({}): the memory tier has that size always, and \
+             jobs never get any of it back",
+            format_size(bounds.min_bytes),
+            format_size(most)
+        )
+    })
+}
+
 /// Bytes in use in a file system.
 pub fn used_bytes(path: &Path) -> Option<u64> {
     let fs = rustix::fs::statvfs(path).ok()?;
@@ -223,7 +237,8 @@ pub fn check_writable(folder: &Path) -> io::Result<()> {
 
 #[cfg(test)]
 mod tests {
-    use forebay_server::SsdSetting;
+    use forebay_policy::lending::Lending;
+    use forebay_server::{LendingSetting, MemoryWay, SsdSetting};
 
     use super::*;
 
@@ -284,6 +299,29 @@ mod tests {
         assert!(error.starts_with("--dram 1.0 EiB is more than"), "{error}");
         settings.dram_bytes = Some(1 << 20);
         check_memory(&settings, &[]).expect("a MiB is there");
+    }
+
+    #[test]
+    fn a_floor_above_the_ceiling_is_told() {
+        let mut settings = Settings::new("/p".into(), None, "/s".into());
+        let mut said = |min_bytes, dram_bytes| {
+            let bounds = Lending {
+                min_bytes,
+                ..Lending::default()
+            };
+            let memory = MemoryWay::default();
+            settings.lending = Some(LendingSetting { bounds, memory });
+            settings.dram_bytes = Some(dram_bytes);
+            never_lent(&settings)
+        };
+        let line = said(1 << 40, 4 << 30).expect("a warning");
+        let start =
+            "dram_min (1.0 TiB) is above the most that is borrowed on this machine (4.0 GiB)";
+        assert!(line.starts_with(start), "{line}");
+        // Whoever gives both the same size means it.
+        assert_eq!(said(4 << 30, 4 << 30), None);
+        settings.lending = None;
+        assert_eq!(never_lent(&settings), None);
     }
 
     #[test]

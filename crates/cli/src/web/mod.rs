@@ -125,7 +125,7 @@ mod tests {
         let place = tempfile::tempdir().expect("tempdir");
         let path = place.path().join("http.sock");
         let web = at(&path);
-        until(|| path.exists());
+        until(|| UnixStream::connect(&path).is_ok());
         assert!(answer(&path).starts_with("HTTP/1.1 200"));
         drop(web);
         assert!(!path.exists(), "the own one");

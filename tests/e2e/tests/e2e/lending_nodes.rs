@@ -1,5 +1,7 @@
 //! Memory of data servers that is given back beside programs that read and write.
 
+use std::fs;
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
@@ -207,4 +209,28 @@ fn promise_3_memory_that_is_lent_leaves_no_file_on_one_node_alone() {
     assert!(!now.iter().all(is_on_3), "{now:?}");
     pattern(7, 5_000_000).assert_in(&fleet.pfs("two"));
     pattern(7, 5_000_000).assert_in(&path);
+}
+
+#[test]
+fn command_lend_at_what_lends_nothing_names_who_does() {
+    if needs_nodes() {
+        return;
+    }
+    let fleet = Fleet::of_data_servers_in(1, ("", MEMORY), RULES);
+    let at = |node, state: &Path| {
+        let args = ["lend".as_ref(), "1GiB".as_ref(), "--state".as_ref()];
+        let args = [&args[..], &[state.as_os_str()]].concat();
+        fleet.run(node, &args).expect_code(1).stderr
+    };
+    let mut folders = fs::read_dir(fleet.base().join("run")).expect("run folders");
+    let run = folders.next().expect("one").expect("readable").path();
+    let said = at(1, &run);
+    let data = format!("--state {} (server 2)", fleet.data_state(1).display());
+    assert!(said.contains("the run folder of the mount "), "{said}");
+    assert!(said.contains(&data), "{said}");
+    let said = at(0, &fleet.state());
+    let size = "the memory tier of server 1 has a fixed size (128.0 MiB)";
+    assert!(said.contains(size), "{said}");
+    let section = "with `dram = \"auto\"` in its `[[server]]` section of ";
+    assert!(said.contains(section), "{said}");
 }

@@ -5,7 +5,8 @@ use std::os::unix::fs::symlink;
 use std::process::Command;
 
 use forebay_testkit::{
-    Cluster, LONG, Output, needs_root, pattern, program, run_bounded, wait_until, write_file,
+    Cluster, Fleet, LONG, Output, needs_nodes, needs_root, pattern, program, run_bounded,
+    wait_until, write_file,
 };
 
 const MIB: usize = 1 << 20;
@@ -218,4 +219,36 @@ fn promise_8_who_mounts_again_what_is_mounted_is_told_so() {
     let done = run_bounded(&mut shell, LONG).ok();
     assert!(done.stderr.contains("mnt: already mounted\n"), "{done:?}");
     assert!(done.stdout.contains("once\n"), "{done:?}");
+}
+
+/// As the line of fstab for a cluster, and then another cluster at that place.
+const CLUSTER_MOUNTED_TWICE: &str = r#"
+set -e
+mount -t tmpfs none /run
+ln -s "$1" mount.fuse.forebay
+trap 'umount -i mnt0' EXIT
+./mount.fuse.forebay cluster.toml mnt0 -o _netdev,connections=8
+echo once > mnt0/f
+./mount.fuse.forebay cluster.toml mnt0 -o _netdev,connections=8
+test "$(grep -c "$PWD/mnt0 fuse.forebay" /proc/self/mounts)" = 1
+cat mnt0/f
+if ./mount.fuse.forebay other.toml mnt0; then echo two; fi
+"#;
+
+#[test]
+fn promise_8_who_mounts_a_cluster_again_is_told_so() {
+    if needs_nodes() {
+        return;
+    }
+    let fleet = Fleet::new(0, "");
+    fleet.write_config("other.toml", "another", "");
+    let mut shell = Command::new("unshare");
+    shell.args(["--mount", "sh", "-c", CLUSTER_MOUNTED_TWICE, "sh"]);
+    shell.arg(program()).current_dir(fleet.base());
+    shell.env("FOREBAY_RUN", fleet.base().join("run"));
+    let done = run_bounded(fleet.node(0).place(&mut shell), LONG).ok();
+    let (out, err) = (&done.stdout, &done.stderr);
+    assert_eq!(err.matches("mnt0: already mounted\n").count(), 1, "{err}");
+    assert!(out.contains("once\n") && !out.contains("two"), "{done:?}");
+    assert!(err.contains("is already a Forebay mount"), "{err}");
 }

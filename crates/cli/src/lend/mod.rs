@@ -1,5 +1,7 @@
 //! `forebay lend`: jobs get memory back that the burst buffer has borrowed.
 
+mod lender;
+
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
@@ -15,7 +17,7 @@ use crate::exit::{Exit, Explain, Failure};
 use crate::show::json;
 use crate::signals::Signals;
 use crate::status::{lending_json, lending_waits as waits};
-use crate::{instance, out, usage};
+use crate::{out, usage};
 
 /// Between two looks at what is still to leave.
 const LOOK: Duration = Duration::from_millis(100);
@@ -53,7 +55,8 @@ pub struct LendArgs {
     /// Wait until it has left, so long at most
     #[arg(long, value_name = "DURATION", value_parser = span, conflicts_with = "end")]
     wait: Option<Duration>,
-    /// State folder of the burst buffer; without it (and FOREBAY_STATE) the only one mounted here
+    /// State folder of the burst buffer; without it (and FOREBAY_STATE) the only one here that
+    /// lends
     #[arg(long, value_name = "DIR")]
     state: Option<PathBuf>,
     /// Print one JSON object: `lending` of `forebay status --json`
@@ -81,14 +84,24 @@ fn span(text: &str) -> Result<Duration, String> {
 /// Runs the command.
 pub fn run(args: &LendArgs) -> Result<Exit, Failure> {
     let signals = Signals::count().explain("signals", "")?;
-    let state = instance::state_or_only(args.state.as_deref())?;
+    let state = lender::state(args.state.as_deref())?;
     let daemon = Daemon::connect(&state)?;
     let bytes = args.size.filter(|_| !args.end).unwrap_or(0);
     let name = args.order_of.as_deref().unwrap_or_default();
     let status = || daemon.status();
     let before = status().map_err(|e| daemon.failure(e, "show its status"))?;
-    let is_unknown = bytes == 0 && before.lending.is_some_and(|l| !has_order(&l, name));
-    let Some(mut lending) = order(&daemon, bytes, name)? else {
+    let is_unknown = bytes == 0
+        && before
+            .lending
+            .as_deref()
+            .is_some_and(|l| !has_order(l, name));
+    let not_borrowed =
+        || lender::not_borrowed(&state, before.tiers.iter().map(|tier| tier.name.as_str()));
+    let ordered = match order(&daemon, bytes, name)? {
+        Ordered::Status(status) => status,
+        Ordered::NotBorrowed => return Err(not_borrowed()),
+    };
+    let Some(mut lending) = ordered else {
         // The order of an earlier start is gone, and there is no other.
         out::complain(FIXED);
         return Ok(Exit::Complete);
@@ -116,7 +129,10 @@ pub fn run(args: &LendArgs) -> Result<Exit, Failure> {
     };
     match args.json {
         true => json::print(&lending_json(&lending)),
-        false => out::print(&format!("{}\n", in_words(&lending))),
+        false => {
+            let most = before.lending.as_deref().and_then(most_bytes);
+            out::print(&format!("{}\n", in_words(&lending, most)));
+        }
     }
     Ok(exit)
 }
@@ -125,13 +141,22 @@ fn has_order(lending: &LendingStatus, name: &str) -> bool {
     lending.orders.iter().any(|order| order.name == name)
 }
 
-/// `None` where nothing is borrowed, and so no order can be in force.
-fn order(daemon: &Daemon, bytes: u64, name: &str) -> Result<Option<LendingStatus>, Failure> {
+/// What came of an order.
+enum Ordered {
+    /// `None` where nothing is borrowed, and so no order can be in force.
+    Status(Option<LendingStatus>),
+    /// Nothing is borrowed, and so nothing goes back.
+    NotBorrowed,
+}
+
+fn order(daemon: &Daemon, bytes: u64, name: &str) -> Result<Ordered, Failure> {
     let name = name.to_string();
     match daemon.ask(Control::Lend { bytes, name }) {
-        Ok(ControlResponse::Status(bits)) => Ok(bits.lending.map(|lending| *lending)),
+        Ok(ControlResponse::Status(bits)) => {
+            Ok(Ordered::Status(bits.lending.map(|lending| *lending)))
+        }
         Ok(_) => Err(daemon.failure(AskError::other_question(), "lend memory")),
-        Err(AskError::Refused(Errno::EOPNOTSUPP)) => Err(not_borrowed()),
+        Err(AskError::Refused(Errno::EOPNOTSUPP)) => Ok(Ordered::NotBorrowed),
         Err(AskError::Refused(Errno::EDQUOT)) => Err(Failure::fatal(format!(
             "lend: {LENDING_ORDERS_MAX} orders are in force, or fewer with long names (64 KiB in all); `forebay status --json` names them, `forebay lend --end --for NAME` takes one back"
         ))),
@@ -142,39 +167,60 @@ fn order(daemon: &Daemon, bytes: u64, name: &str) -> Result<Option<LendingStatus
 const FIXED: &str =
     "lend: the memory tier has a fixed size, or there is none: no order is in force";
 
-fn not_borrowed() -> Failure {
-    Failure::fatal(
-        "lend: the memory tier has a fixed size; start the burst buffer with --dram auto",
-    )
+/// What all orders together get at most, bytes: the tier without its floor. `None` where orders have
+/// lowered it to that already, for then nothing says how much it had.
+fn most_bytes(lending: &LendingStatus) -> Option<u64> {
+    let above = lending.ceiling_bytes.checked_sub(lending.floor_bytes)?;
+    let is_known = above > 0 || lending.ordered_bytes == 0;
+    is_known.then(|| above.saturating_add(lending.ordered_bytes))
 }
 
-fn in_words(lending: &LendingStatus) -> String {
+fn in_words(lending: &LendingStatus, most_bytes: Option<u64>) -> String {
     let may = format_size(lending.ceiling_bytes);
-    let order = match lending.ordered_bytes {
-        0 => format!("no order is in force: the memory tier may have {may}"),
-        bytes => {
-            let by = match lending.orders.len() {
-                0 | 1 => String::new(),
-                orders => format!(" by {orders} orders"),
-            };
-            let bytes = format_size(bytes);
-            // The least that any tier has is no reason to wonder.
-            let kept = lending.floor_bytes > CAPACITY_MIN_BYTES
-                && lending.ceiling_bytes <= lending.floor_bytes;
-            let kept = if kept {
-                ", which dram_min keeps whatever is ordered"
-            } else {
-                ""
-            };
-            format!("{bytes} go back to jobs{by}: the memory tier may have {may}{kept}")
-        }
+    let owed = format_size(lending.owed_bytes);
+    if lending.ordered_bytes == 0 {
+        let order = format!("no order is in force: the memory tier may have {may}");
+        return match lending.owed_bytes {
+            0 => order,
+            // What an order has taken comes back step by step, and so does what jobs have left.
+            _ => format!(
+                "{order}; it has {} now, and {owed} leave it unless it grows before{}",
+                format_size(lending.borrowed_bytes),
+                waits(lending)
+            ),
+        };
+    }
+    let by = match lending.orders.len() {
+        0 | 1 => String::new(),
+        orders => format!(" by {orders} orders"),
     };
+    let bytes = format_size(lending.ordered_bytes);
+    let kept = match lending.ceiling_bytes > lending.floor_bytes {
+        true => String::new(),
+        false => kept(lending, most_bytes),
+    };
+    let order = format!("{bytes} go back to jobs{by}: the memory tier may have {may}{kept}");
     match lending.owed_bytes {
         0 => order,
-        owed => {
-            let owed = format_size(owed);
-            format!("{order}; {owed} are still to leave it{}", waits(lending))
-        }
+        _ => format!("{order}; {owed} are still to leave it{}", waits(lending)),
+    }
+}
+
+/// Of a tier that orders have lowered to its floor.
+fn kept(lending: &LendingStatus, most_bytes: Option<u64>) -> String {
+    // The least that any tier has no setting lowers.
+    let who = match lending.floor_bytes > CAPACITY_MIN_BYTES {
+        true => "dram_min",
+        false => "it",
+    };
+    match most_bytes {
+        Some(most) => format!(
+            ", which {who} keeps whatever is ordered: {} go back at most",
+            format_size(most)
+        ),
+        None => format!(
+            ", which {who} keeps whatever is ordered: no more goes back than it had beyond that"
+        ),
     }
 }
 
@@ -223,7 +269,7 @@ mod tests {
             ..LendingStatus::default()
         };
         assert_eq!(
-            in_words(&lending),
+            in_words(&lending, None),
             "8.0 GiB go back to jobs: the memory tier may have 4.0 GiB; 1.0 GiB are still to leave it"
         );
         lending.orders = vec![LendingOrder::default(); 2];
@@ -235,14 +281,72 @@ mod tests {
         };
         lending.waits_for = vec![file(b"run/a", false), file(b"(unlinked object 1)", true)];
         assert_eq!(
-            in_words(&lending),
+            in_words(&lending, None),
             "8.0 GiB go back to jobs by 2 orders: the memory tier may have 4.0 GiB; 1.0 GiB are still to leave it: \
              512.0 MiB stay until programs close 3 files (run/a, (unlinked object 1), ...)"
         );
         (lending.ordered_bytes, lending.owed_bytes) = (0, 0);
         assert_eq!(
-            in_words(&lending),
+            in_words(&lending, None),
             "no order is in force: the memory tier may have 4.0 GiB"
+        );
+    }
+
+    #[test]
+    fn an_order_beyond_what_there_is_is_told_what_goes_back() {
+        let before = LendingStatus {
+            floor_bytes: 4 << 20,
+            ceiling_bytes: 64 << 20,
+            ..LendingStatus::default()
+        };
+        let most = most_bytes(&before);
+        assert_eq!(most, Some(60 << 20));
+        let mut lending = LendingStatus {
+            ceiling_bytes: 4 << 20,
+            ordered_bytes: 1 << 40,
+            ..before.clone()
+        };
+        assert_eq!(
+            in_words(&lending, most),
+            "1.0 TiB go back to jobs: the memory tier may have 4.0 MiB, which it keeps whatever is ordered: \
+             60.0 MiB go back at most"
+        );
+        // By orders of before; of how much they have not taken nobody knows.
+        assert_eq!(most_bytes(&lending), None);
+        lending.orders = vec![LendingOrder::default(); 2];
+        let line = in_words(&lending, None);
+        assert!(line.contains("by 2 orders"), "{line}");
+        assert!(
+            line.ends_with("no more goes back than it had beyond that"),
+            "{line}"
+        );
+        let part = LendingStatus {
+            ceiling_bytes: 40 << 20,
+            ordered_bytes: 24 << 20,
+            ..before.clone()
+        };
+        assert_eq!(most_bytes(&part), most);
+        lending.floor_bytes = 8 << 20;
+        lending.ceiling_bytes = 8 << 20;
+        let line = in_words(&lending, Some(56 << 20));
+        assert!(
+            line.contains("which dram_min keeps whatever is ordered: 56.0 MiB"),
+            "{line}"
+        );
+    }
+
+    #[test]
+    fn what_leaves_after_an_order_has_ended_is_no_contradiction() {
+        let lending = LendingStatus {
+            borrowed_bytes: 4 << 20,
+            ceiling_bytes: 64 << 20,
+            owed_bytes: 35 << 20,
+            ..LendingStatus::default()
+        };
+        assert_eq!(
+            in_words(&lending, None),
+            "no order is in force: the memory tier may have 64.0 MiB; it has 4.0 MiB now, and 35.0 MiB leave it \
+             unless it grows before"
         );
     }
 }
