@@ -20,7 +20,7 @@ const ONLY_THERE: &str = "it was nowhere else: it is lost, and its name is taken
 
 /// In how many undrained files' place something should be in each tier: the file, or, of one in
 /// memory, the copy on flash that an fsync has left.
-fn undrained(loaded: &Loaded, tiers: &TierSet) -> BTreeMap<TierId, usize> {
+pub fn undrained(loaded: &Loaded, tiers: &TierSet) -> BTreeMap<TierId, usize> {
     let mut undrained: BTreeMap<TierId, usize> = BTreeMap::new();
     let mut count = |tier| *undrained.entry(tier).or_default() += 1;
     for file in &loaded.files {
@@ -58,6 +58,11 @@ pub fn refuse_holders(loaded: &Loaded, tiers: &TierSet) -> Vec<TierId> {
     let files = loaded.files.iter().map(|file| file.tier());
     for tier in files.chain(lost_tiers(loaded)) {
         *wanted.entry(tier).or_default() += 1;
+    }
+    // What an fsync has left in them may be all that there is of a file by now.
+    let undrained = undrained(loaded, tiers).into_iter();
+    for (tier, count) in undrained.filter(|(tier, _)| tiers.get(*tier).is_none()) {
+        wanted.entry(tier).or_insert(count);
     }
     let mut refused = Vec::new();
     for (tier, count) in wanted {
