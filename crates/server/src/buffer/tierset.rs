@@ -66,6 +66,8 @@ pub struct TierSet {
     /// Which server had them last.
     servers: Vec<u16>,
     holders: Vec<Holder>,
+    /// Those that their data servers do not name.
+    absent: Vec<TierId>,
     overflow: Overflow,
     dram: Mutex<Option<DramMount>>,
     /// What the memory tier may hold now.
@@ -89,6 +91,7 @@ impl TierSet {
             names: Vec::new(),
             servers: Vec::new(),
             holders: Vec::new(),
+            absent: Vec::new(),
             overflow: Overflow::new(claim.instance()),
             dram: Mutex::new(None),
             dram_bytes: AtomicU64::new(settings.dram_bytes.unwrap_or(0)),
@@ -236,6 +239,7 @@ impl TierSet {
             let tier = Arc::new(holder.absent(facts.unwrap_or_else(|| self.guess_facts(at))));
             let slots = self.slots.len().max(usize::from(id.0) + 1);
             self.slots.resize_with(slots, || None);
+            self.absent.push(id);
             self.slots[usize::from(id.0)] = Some(Slot {
                 capacity_bytes: tier.capacity_bytes(),
                 kind: tier.kind(),
@@ -247,6 +251,11 @@ impl TierSet {
                 is_fresh: false,
             });
         }
+    }
+
+    /// Those of [`TierSet::expect`] that are out of reach.
+    pub fn absent(&self) -> &[TierId] {
+        &self.absent
     }
 
     /// Of a tier whose data server has forgotten it before anybody kept what it had told.

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use forebay_kv::Durability as KvDurability;
 use forebay_namespace::{File, Loaded, Migration, RecordTrouble};
 use forebay_tiers::TierKind;
-use forebay_types::{TierId, failpoint};
+use forebay_types::{Errno, TierId, failpoint};
 use forebay_wire::control::{CLEAN_COPY_GONE, CONTENT_LOST, FSYNCED_LEFT, Finding};
 
 use crate::base::failure::Failure;
@@ -119,6 +119,22 @@ fn is_meant(called: &str, by: &str) -> bool {
 }
 
 impl Lifecycle {
+    /// Names tiers that their data servers were started without, though undrained files should be
+    /// in them.
+    pub(super) fn report_absent_tiers(&self) {
+        let tiers = self.buffer.tiers();
+        for tier in tiers.absent() {
+            let name = tiers.called(*tier);
+            let count = self.buffer.ledger().figures(*tier).dirty_files;
+            let reason = format!(
+                "its data server was started without it; undrained files that should be in it, and are out of \
+                 reach: {count}; start the data server with the same dram and ssd to reach them"
+            );
+            let path = format!("(tier {name})").into_bytes();
+            self.base.report(path, Errno::ENODEV, reason);
+        }
+    }
+
     /// Takes files off the record whose tiers, which are named, are gone for good. What the PFS has
     /// of them counts.
     pub fn give_up_tiers(

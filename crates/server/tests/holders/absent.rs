@@ -93,6 +93,9 @@ fn must_count(running: &Running, tier: &str) {
     let mut tiers = status.tiers.iter();
     let shown = tiers.find(|shown| shown.name == tier).expect(tier);
     assert!(shown.out_of_reach && shown.dirty_bytes > 0, "{shown:?}");
+    let told = &status.errors[0];
+    assert_eq!(told.path, format!("(tier {tier})").as_bytes(), "{told:?}");
+    assert!(told.reason.contains("out of reach: 1;"), "{told:?}");
     let left = running.instance.undrained();
     assert_eq!(left.undrained_files, 1, "{tier}");
     let done = running.move_files(Movement::StageOut, b"");
