@@ -129,7 +129,7 @@ fn what_is_in_a_tier_that_its_data_server_does_not_name_is_undrained() {
         Running::start(&all, false).instance.stop();
         let held = fill_one(&settings(dir, only(without), "boot"), without == "ssd");
         let tier = format!("server-2:{without}");
-        assert_eq!(held, [tier.clone()]);
+        assert_eq!(held, std::slice::from_ref(&tier));
         let other = match without {
             "dram" => "ssd",
             _ => "dram",
