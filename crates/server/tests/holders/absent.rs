@@ -8,7 +8,7 @@ use forebay_server::{HolderSetting, SsdSetting};
 use forebay_tiers::{DirTier, PfsTree, Tier, TierKind};
 use forebay_types::OpenFlags;
 use forebay_wire::InMemory;
-use forebay_wire::control::{Movement, StatusBits};
+use forebay_wire::control::{Control, ControlResponse, HistoryAsked, Movement, StatusBits};
 
 use super::*;
 
@@ -18,6 +18,9 @@ struct Named {
     dram: bool,
     ssd: bool,
 }
+
+/// Of a version, so that the history has it.
+const NAME: &[u8] = b"ckpt-7-rank0";
 
 const ALL: Named = Named {
     dram: true,
@@ -73,35 +76,51 @@ fn settings(dir: &Path, named: Named, boot: &str) -> Settings {
 
 fn fill_one(settings: &Settings, is_synced: bool) -> Vec<String> {
     let running = Running::start(settings, false);
-    let (_, handle) = running.create(b"f").expect("create");
+    let (_, handle) = running.create(NAME).expect("create");
     running.write(handle, 0, &content(1)).expect("write");
     if is_synced {
         running.client.fsync(handle, false).expect("fsync");
     }
     running.client.release(handle).expect("close");
-    let held = running.residency(b"f").remove(0).tiers;
+    let held = running.residency(NAME).remove(0).tiers;
     assert_eq!(running.instance.stop().undrained_files, 1);
     held
 }
 
 /// A start says what is there as of a data server out of reach: the file is undrained, and whoever
 /// waits for its drain gets an error that names it.
-fn must_count(running: &Running, tier: &str) {
+fn must_count(running: &Running, tier: &str, is_answering: bool) {
     let status: StatusBits = running.status();
     assert!(status.dirty_bytes >= content(1).len() as u64, "{tier}");
     assert_eq!(status.drain_queued_files, 1, "{tier}");
     let mut tiers = status.tiers.iter();
     let shown = tiers.find(|shown| shown.name == tier).expect(tier);
     assert!(shown.out_of_reach && shown.dirty_bytes > 0, "{shown:?}");
-    let told = &status.errors[0];
-    assert_eq!(told.path, format!("(tier {tier})").as_bytes(), "{told:?}");
-    assert!(told.reason.contains("out of reach: 1;"), "{told:?}");
+    let told: Vec<_> = status.errors.iter().map(|one| &one.path[..]).collect();
+    let named = format!("(tier {tier})");
+    match is_answering {
+        true => assert_eq!(told, [named.as_bytes()]),
+        // Then it is its node that is not there.
+        false => assert!(told.is_empty(), "{:?}", status.errors),
+    }
+    let asked = HistoryAsked {
+        until_ms: u64::MAX,
+        ..HistoryAsked::default()
+    };
+    let Ok(ControlResponse::History(page)) = running.control(Control::History(asked)) else {
+        panic!("no history");
+    };
+    let mut records = page.records.iter();
+    let version = records.find(|one| one.version == Some(7));
+    let version = version.expect("on record");
+    let counts = (version.undrained_files(), version.drained_files);
+    assert_eq!(counts, (1, 0), "{version:?}");
     let left = running.instance.undrained();
     assert_eq!(left.undrained_files, 1, "{tier}");
     let done = running.move_files(Movement::StageOut, b"");
     let named: Vec<_> = done.failures.iter().map(|one| &one.path[..]).collect();
-    assert_eq!(named, [b"f"], "{done:?}");
-    let found = running.client.lookup(Ino::ROOT, b"f", 0);
+    assert_eq!(named, [NAME], "{done:?}");
+    let found = running.client.lookup(Ino::ROOT, NAME, 0);
     let ino = found.expect("it is shown").attr.ino;
     let opened = running.client.open(ino, OpenFlags(0), me());
     assert_eq!(opened.err(), Some(OUT_OF_REACH), "{tier}");
@@ -109,7 +128,7 @@ fn must_count(running: &Running, tier: &str) {
 
 fn is_back(settings: &Settings) {
     let running = Running::start(settings, false);
-    assert!(running.read_all(b"f").expect("read") == content(1));
+    assert!(running.read_all(NAME).expect("read") == content(1));
     assert!(running.status().errors.is_empty());
     running.drain();
     assert_eq!(running.instance.stop().undrained_files, 0);
@@ -138,7 +157,7 @@ fn what_is_in_a_tier_that_its_data_server_does_not_name_is_undrained() {
         // Also with the next start, and where the data server does not answer then.
         for _ in 0..2 {
             let running = Running::start(&less, false);
-            must_count(&running, &tier);
+            must_count(&running, &tier, true);
             running.instance.stop();
         }
         let mut away = less;
@@ -148,7 +167,7 @@ fn what_is_in_a_tier_that_its_data_server_does_not_name_is_undrained() {
             away: AtomicI64::new(i64::MAX / 2),
         }));
         let running = Running::start(&away, false);
-        must_count(&running, &tier);
+        must_count(&running, &tier, false);
         running.instance.stop();
         drop(running);
         is_back(&settings(dir, ALL, "boot"));
@@ -165,14 +184,14 @@ fn what_an_fsync_has_left_in_a_tier_that_is_not_named_is_not_lost_with_the_memor
     };
     fill_one(&settings(dir, memory, "boot"), false);
     let running = Running::start(&settings(dir, ALL, "boot"), false);
-    let found = running.client.lookup(Ino::ROOT, b"f", 0);
+    let found = running.client.lookup(Ino::ROOT, NAME, 0);
     let ino = found.expect("lookup").attr.ino;
     let flags = OpenFlags(libc::O_RDWR as u32);
     let opened = running.client.open(ino, flags, me()).expect("open");
     let handle = opened.opened.handle;
     running.write(handle, 0, &content(1)).expect("write");
     running.client.fsync(handle, false).expect("fsync");
-    let held = running.residency(b"f").remove(0).tiers;
+    let held = running.residency(NAME).remove(0).tiers;
     assert_eq!(held, ["server-2:dram", "server-2:ssd"]);
     // As after a kill: a close would have had the copy take the place of the file.
     running.instance.end_broken("the end of a test".into());
