@@ -56,6 +56,21 @@ impl RemoteTiers {
         self.named(server, tiers)
     }
 
+    /// One of before that a data server does not name now: what is asked of it ends with
+    /// `EHOSTDOWN`, whatever becomes of the others.
+    pub fn absent(&self, server: &str, facts: ObjectTier) -> RemoteTier {
+        let way = Arc::new(self.way.another());
+        way.shut();
+        let name = format!("{server}:{}", facts.name);
+        RemoteTier {
+            way,
+            id: TierId(0),
+            name,
+            facts,
+            for_copies: false,
+        }
+    }
+
     fn named(&self, server: &str, tiers: Vec<ObjectTier>) -> Vec<RemoteTier> {
         let numbered = tiers.into_iter().zip(0u8..);
         let tiers = numbered.map(|(facts, id)| RemoteTier {

@@ -104,6 +104,11 @@ impl Way {
         }
     }
 
+    /// Another one to the same data server, on which nothing was said yet.
+    pub fn another(&self) -> Way {
+        Way::new(self.connection.clone(), None, self.claim.clone())
+    }
+
     pub fn claim(&self) -> &Claim {
         &self.claim
     }

@@ -24,7 +24,7 @@ use crate::integrity::scrub::Scrub;
 use crate::lifecycle::boot::Boot;
 use crate::lifecycle::facts::Facts;
 use crate::lifecycle::lending::Borrowed;
-use crate::lifecycle::lost::{check_tiers, refuse_holders};
+use crate::lifecycle::lost::{check_tiers, refuse_holders, undrained};
 use crate::lifecycle::onserver::Told;
 use crate::lifecycle::statefolder::open_store;
 use crate::lifecycle::{Lifecycle, pfsmark};
@@ -155,15 +155,19 @@ fn open_with(
     if let Some(hold) = ns.store_hold() {
         claim = claim.only_while(move || hold.is_valid());
     }
+    let before = known.clone();
     let opened = TierSet::open(&settings, ns.pfs(), &claim, &mut known);
     let mut tiers = opened.map_err(failed("tiers"))?;
     if mode == OpenMode::Serve {
         // A check leaves it to a start what is there from now on.
         for tier in refuse_holders(&loaded, &tiers) {
-            known.keep(usize::from(tier.0 - FIRST_SSD), &facts.known);
+            known.keep(usize::from(tier.0 - FIRST_SSD), &before);
         }
         facts.known = known;
     }
+    // What is wanted of a tier that is not there counts, for a check, too.
+    let wanted = undrained(&loaded, &tiers);
+    tiers.expect(wanted.into_keys(), &before);
     wrap(&mut tiers);
     finish((settings, ns, epoch), loaded, &facts, tiers, mode)
 }

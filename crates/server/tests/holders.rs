@@ -1,5 +1,7 @@
 //! A data server that goes away at any moment of a start: nothing is lost for that.
 
+#[path = "holders/absent.rs"]
+mod absent;
 mod common;
 #[path = "holders/ends.rs"]
 mod ends;

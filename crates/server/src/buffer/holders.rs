@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use forebay_holder::{Claim, RemoteTier, RemoteTiers};
 use forebay_policy::patience::DATA_SERVER_TRY;
 use forebay_types::Errno;
-use forebay_wire::OUT_OF_REACH;
+use forebay_wire::{OUT_OF_REACH, ObjectTier};
 
 use parking_lot::Mutex;
 
@@ -69,6 +69,11 @@ impl Holder {
     /// For how long it has not answered, when last looked at.
     pub fn missing_for(&self) -> Option<Duration> {
         self.missing.lock().map(|since| since.elapsed())
+    }
+
+    /// A tier of before that it does not name now.
+    pub(super) fn absent(&self, facts: ObjectTier) -> RemoteTier {
+        self.tiers.absent(&self.name(), facts)
     }
 
     /// Whether its tiers are those of before.

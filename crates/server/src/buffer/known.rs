@@ -110,11 +110,26 @@ impl Known {
         Ok(places.collect())
     }
 
-    /// What is in this place now was not taken in: what was there before is still expected.
+    /// What is in this place now was not taken in: what was there before is still expected, also
+    /// where its data server does not answer.
     pub fn keep(&mut self, at: usize, before: &Known) {
         if let (Some(now), Some(before)) = (self.tiers.get_mut(at), before.tiers.get(at)) {
             *now = before.clone();
         }
+        if let Some((server, facts)) = before.facts_of(at)
+            && let Some((_, tiers)) = self.holders.iter_mut().find(|(known, _)| *known == server)
+        {
+            tiers.retain(|tier| tier.name != facts.name);
+            tiers.push(facts.clone());
+        }
+    }
+
+    /// What the data server that had a tier last has told of it; `None` where no data server has.
+    pub fn facts_of(&self, at: usize) -> Option<(u16, &ObjectTier)> {
+        let known = self.tiers.get(at)?;
+        let mut tiers = self.of_holder(known.server)?.iter();
+        let facts = tiers.find(|tier| tier.mark == known.mark)?;
+        Some((known.server, facts))
     }
 
     /// What a data server had when it was last there; `None`: it never was.

@@ -9,6 +9,7 @@ use forebay_holder::{Claim, open_flash, open_memory};
 use forebay_policy::placement::TierKind as PolicyKind;
 use forebay_tiers::{DramMount, Object, PfsDir, PfsTree, Tier, TierKind};
 use forebay_types::{ObjectId, TierId};
+use forebay_wire::ObjectTier;
 use parking_lot::Mutex;
 
 use crate::base::settings::Settings;
@@ -65,6 +66,8 @@ pub struct TierSet {
     /// Which server had them last.
     servers: Vec<u16>,
     holders: Vec<Holder>,
+    /// Those that their data servers do not name.
+    absent: Vec<TierId>,
     overflow: Overflow,
     dram: Mutex<Option<DramMount>>,
     /// What the memory tier may hold now.
@@ -88,6 +91,7 @@ impl TierSet {
             names: Vec::new(),
             servers: Vec::new(),
             holders: Vec::new(),
+            absent: Vec::new(),
             overflow: Overflow::new(claim.instance()),
             dram: Mutex::new(None),
             dram_bytes: AtomicU64::new(settings.dram_bytes.unwrap_or(0)),
@@ -217,6 +221,54 @@ impl TierSet {
             });
         }
         Ok(())
+    }
+
+    /// Something should be in these tiers. Those that their data servers do not name are out of
+    /// reach for as long as this server runs: what should be there counts, and is looked at by the
+    /// start that finds them again. `before`: what was known before this start.
+    pub fn expect(&mut self, wanted: impl Iterator<Item = TierId>, before: &Known) {
+        for id in wanted {
+            if self.get(id).is_some() {
+                continue;
+            }
+            let Some(holder) = self.last_holder_of(id) else {
+                continue;
+            };
+            let (server, at) = (holder.server, usize::from(id.0 - FIRST_SSD));
+            let facts = before.facts_of(at).map(|(_, facts)| facts.clone());
+            let tier = Arc::new(holder.absent(facts.unwrap_or_else(|| self.guess_facts(at))));
+            let slots = self.slots.len().max(usize::from(id.0) + 1);
+            self.slots.resize_with(slots, || None);
+            self.absent.push(id);
+            self.slots[usize::from(id.0)] = Some(Slot {
+                capacity_bytes: tier.capacity_bytes(),
+                kind: tier.kind(),
+                for_copies: tier.clone(),
+                tier,
+                server,
+                is_another: false,
+                has_moved: false,
+                is_fresh: false,
+            });
+        }
+    }
+
+    /// Those of [`TierSet::expect`] that are out of reach.
+    pub fn absent(&self) -> &[TierId] {
+        &self.absent
+    }
+
+    /// Of a tier whose data server has forgotten it before anybody kept what it had told.
+    fn guess_facts(&self, at: usize) -> ObjectTier {
+        let called = &self.names[at];
+        let name = called.split_once(':').map_or(&called[..], |(_, name)| name);
+        ObjectTier {
+            name: name.to_string(),
+            mark: [0; 16],
+            is_memory: name == "dram",
+            capacity_bytes: 0,
+            tells_writers: false,
+        }
     }
 
     /// What people call a tier: its directory, or `SERVER:NAME`.

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use forebay_kv::Durability as KvDurability;
 use forebay_namespace::{File, Loaded, Migration, RecordTrouble};
 use forebay_tiers::TierKind;
-use forebay_types::{TierId, failpoint};
+use forebay_types::{Errno, TierId, failpoint};
 use forebay_wire::control::{CLEAN_COPY_GONE, CONTENT_LOST, FSYNCED_LEFT, Finding};
 
 use crate::base::failure::Failure;
@@ -20,7 +20,7 @@ const ONLY_THERE: &str = "it was nowhere else: it is lost, and its name is taken
 
 /// In how many undrained files' place something should be in each tier: the file, or, of one in
 /// memory, the copy on flash that an fsync has left.
-fn undrained(loaded: &Loaded, tiers: &TierSet) -> BTreeMap<TierId, usize> {
+pub fn undrained(loaded: &Loaded, tiers: &TierSet) -> BTreeMap<TierId, usize> {
     let mut undrained: BTreeMap<TierId, usize> = BTreeMap::new();
     let mut count = |tier| *undrained.entry(tier).or_default() += 1;
     for file in &loaded.files {
@@ -58,6 +58,11 @@ pub fn refuse_holders(loaded: &Loaded, tiers: &TierSet) -> Vec<TierId> {
     let files = loaded.files.iter().map(|file| file.tier());
     for tier in files.chain(lost_tiers(loaded)) {
         *wanted.entry(tier).or_default() += 1;
+    }
+    // What an fsync has left in them may be all that there is of a file by now.
+    let undrained = undrained(loaded, tiers).into_iter();
+    for (tier, count) in undrained.filter(|(tier, _)| tiers.get(*tier).is_none()) {
+        wanted.entry(tier).or_insert(count);
     }
     let mut refused = Vec::new();
     for (tier, count) in wanted {
@@ -114,6 +119,22 @@ fn is_meant(called: &str, by: &str) -> bool {
 }
 
 impl Lifecycle {
+    /// Names tiers that their data servers were started without, though undrained files should be
+    /// in them.
+    pub(super) fn report_absent_tiers(&self) {
+        let tiers = self.buffer.tiers();
+        for tier in tiers.absent() {
+            let name = tiers.called(*tier);
+            let count = self.buffer.ledger().figures(*tier).dirty_files;
+            let reason = format!(
+                "its data server was started without it; undrained files that should be in it, and are out of \
+                 reach: {count}; start the data server with the same dram and ssd to reach them"
+            );
+            let path = format!("(tier {name})").into_bytes();
+            self.base.report(path, Errno::ENODEV, reason);
+        }
+    }
+
     /// Takes files off the record whose tiers, which are named, are gone for good. What the PFS has
     /// of them counts.
     pub fn give_up_tiers(

@@ -47,6 +47,7 @@ impl Lifecycle {
         let (inventory, claimed) = self
             .recover_files(&mut loaded)
             .map_err(failed("recovery"))?;
+        self.report_absent_tiers();
         self.refuse_broken_tiers()?;
         self.recover_rest(loaded, &inventory, claimed)
             .map_err(failed("recovery"))

@@ -1,5 +1,6 @@
 //! One binary for all end-to-end tests: linking many costs more than running them.
 
+mod absent;
 mod after_kill;
 mod ahead;
 mod at_rest;
