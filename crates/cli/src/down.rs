@@ -1,12 +1,14 @@
 //! `forebay down`: ends a burst buffer, if asked to with all its data on the PFS.
 
+mod away;
+
 use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use clap::Args;
 use forebay_server::StopSummary;
-use forebay_types::{Errno, format_duration, format_size, parse_duration};
+use forebay_types::{Errno, format_duration, parse_duration};
 use forebay_wire::control::StatusBits;
 use serde_json::{Value, json};
 
@@ -184,17 +186,6 @@ fn who_is_cut_off(bits: &StatusBits, drain: bool, standbys: &[u16]) -> Option<St
         )),
         _ => None,
     }
-}
-
-/// Tiers that keep a drain from its end: what is there cannot be read.
-fn who_is_away(bits: &StatusBits) -> Option<String> {
-    let away = bits.tiers.iter();
-    let away = away.filter(|tier| tier.out_of_reach && tier.dirty_bytes > 0);
-    let away: Vec<String> = away
-        .map(|tier| format!("{} ({})", tier.name, format_size(tier.dirty_bytes)))
-        .collect();
-    let names = away.join(", ");
-    (!away.is_empty()).then(|| format!("the only copy is in a tier that is not there: {names}"))
 }
 
 fn counted(clients: u64) -> String {
@@ -494,7 +485,7 @@ impl<'a> Wait<'a> {
                 ),
             }
         ));
-        if let Some(line) = who_is_away(bits) {
+        if let Some(line) = away::who_is(bits) {
             out::complain(&format!("{name}: {line}"));
         }
         let mut left = undrained_paths(daemon);
@@ -609,7 +600,7 @@ fn drained_bytes(most: u64, bits: &StatusBits) -> u64 {
 #[cfg(test)]
 mod tests {
     use forebay_types::Errno;
-    use forebay_wire::control::{ConflictEntry, NodeStatus, PathFailure, TierStatus};
+    use forebay_wire::control::{ConflictEntry, NodeStatus, PathFailure};
 
     use super::*;
 
@@ -647,25 +638,6 @@ mod tests {
         assert_eq!(drained_bytes(120, &bits), 60);
         bits.copies = vec![copy(300)];
         assert_eq!(drained_bytes(120, &bits), 120);
-    }
-
-    #[test]
-    fn tiers_that_keep_a_drain_from_its_end_are_named() {
-        let tier = |name: &str, out_of_reach, dirty_bytes| TierStatus {
-            name: name.into(),
-            out_of_reach,
-            dirty_bytes,
-            ..TierStatus::default()
-        };
-        let mut bits = dirty(5);
-        bits.tiers = vec![tier("a", false, 9), tier("b", true, 0)];
-        assert_eq!(who_is_away(&bits), None);
-        bits.tiers.push(tier("server-2:dram", true, 1 << 20));
-        let line = who_is_away(&bits).expect("a line");
-        assert_eq!(
-            line,
-            "the only copy is in a tier that is not there: server-2:dram (1.0 MiB)"
-        );
     }
 
     #[test]

@@ -54,8 +54,8 @@ pub struct BorrowedMemory {
 }
 
 impl BorrowedMemory {
-    /// A tier of `full_bytes` where nothing is lent, in a tmpfs on `memory`. Orders of before, which
-    /// `path` has, stay in force.
+    /// A tier of `full_bytes` where nothing is lent, in a tmpfs on `memory`. Orders of before,
+    /// which `path` has, stay in force.
     ///
     /// # Errors
     /// The bounds make no sense, or `path` cannot be read or is damaged.

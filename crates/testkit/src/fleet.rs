@@ -95,15 +95,11 @@ impl Fleet {
         fleet
     }
 
-    /// The same; `memory` is what the data servers' sections say of their memory.
+    /// The same; beside it `with` has what the data servers' sections say of their memory.
     #[track_caller]
-    pub fn of_data_servers_in(
-        nodes: usize,
-        (cluster, memory): (&str, &str),
-        config: &str,
-    ) -> Fleet {
-        let mut fleet = Fleet::prepare(nodes, nodes + 1, cluster, config);
-        fleet.memory = memory.into();
+    pub fn of_data_servers_in(nodes: usize, with: (&str, &str), config: &str) -> Fleet {
+        let mut fleet = Fleet::prepare(nodes, nodes + 1, with.0, config);
+        fleet.memory = with.1.into();
         fleet.with_data_servers(nodes);
         fleet
     }

@@ -167,8 +167,8 @@ fn order(daemon: &Daemon, bytes: u64, name: &str) -> Result<Ordered, Failure> {
 const FIXED: &str =
     "lend: the memory tier has a fixed size, or there is none: no order is in force";
 
-/// What all orders together get at most, bytes: the tier without its floor. `None` where orders have
-/// lowered it to that already, for then nothing says how much it had.
+/// What all orders together get at most, bytes: the tier without its floor. `None` where orders
+/// have lowered it to that already, for then nothing says how much it had.
 fn most_bytes(lending: &LendingStatus) -> Option<u64> {
     let above = lending.ceiling_bytes.checked_sub(lending.floor_bytes)?;
     let is_known = above > 0 || lending.ordered_bytes == 0;

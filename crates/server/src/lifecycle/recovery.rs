@@ -44,9 +44,8 @@ impl Lifecycle {
     /// dropped where the PFS has the file whole.
     pub fn recover(&self, mut loaded: Loaded) -> Result<(), StartError> {
         failpoint::hit(failpoint::Point::StartFacts);
-        let (inventory, claimed) = self
-            .recover_files(&mut loaded)
-            .map_err(failed("recovery"))?;
+        let recovered = self.recover_files(&mut loaded);
+        let (inventory, claimed) = recovered.map_err(failed("recovery"))?;
         self.report_absent_tiers();
         self.refuse_broken_tiers()?;
         self.recover_rest(loaded, &inventory, claimed)
