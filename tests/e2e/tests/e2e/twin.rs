@@ -72,7 +72,9 @@ fn simulate_lists_what_is_built_in() {
             "bbos-checkpoint",
             "bbos-direct",
             "bbos-restart",
-            "bbos-versions"
+            "bbos-versions",
+            "onfs",
+            "runs"
         ]
     );
 }
