@@ -59,7 +59,7 @@ impl Sim<'_> {
         debug_assert!(used <= n.most);
         n.most = n.capacity.max(used);
         if let Some(borrowed) = &mut n.borrowed {
-            borrowed.passed(begun_s, dt, [used_before, used], n.is_up);
+            borrowed.passed(dt, [used_before, used], n.is_up);
         }
         n.peak = n.peak.max(used);
         self.outcome.max_used_bytes = self.outcome.max_used_bytes.max(used);

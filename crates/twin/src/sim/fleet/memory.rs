@@ -42,8 +42,8 @@ pub(in super::super) struct Borrowed {
     pub moving: Option<(u32, u32)>,
     /// Something is to leave that can move nowhere: it is drained in a hurry.
     pub is_stuck: bool,
-    /// Jobs wait since.
-    waits_since_s: Option<f64>,
+    /// For how long jobs have waited that wait now, seconds.
+    waits_for_s: Option<f64>,
     capacity_s: f64,
     capacity_since_s: f64,
     pub sums: MemoryOutcome,
@@ -62,7 +62,7 @@ impl Borrowed {
             is_planned: false,
             moving: None,
             is_stuck: false,
-            waits_since_s: None,
+            waits_for_s: None,
             capacity_s: 0.0,
             capacity_since_s: 0.0,
             sums: MemoryOutcome::default(),
@@ -75,10 +75,10 @@ impl Borrowed {
     }
 
     /// Time has passed in which the tier went from one use to the other, evenly.
-    pub fn passed(&mut self, begun_s: f64, dt: f64, used: [u64; 2], is_up: bool) {
+    pub fn passed(&mut self, dt: f64, used: [u64; 2], is_up: bool) {
         let [begin, end] = used.map(|used| self.missing(used));
         if !is_up || (begin <= 0 && end <= 0) {
-            self.waits_since_s = None;
+            self.waits_for_s = None;
             return;
         }
         // Where nothing is missing at one end, that begins or ends on the way.
@@ -86,20 +86,15 @@ impl Borrowed {
             (true, true) => dt,
             _ => dt * begin.max(end) as f64 / begin.abs_diff(end) as f64,
         };
-        let since_s = self.waits_since_s.unwrap_or_else(|| {
+        let before_s = self.waits_for_s.unwrap_or_else(|| {
             self.sums.job_waits += 1;
-            match begin > 0 {
-                true => begun_s,
-                false => begun_s + dt - waited_s,
-            }
+            0.0
         });
-        let until_s = match end > 0 {
-            true => begun_s + dt,
-            false => begun_s + waited_s,
-        };
+        // Added up as the sum of all is, so that no wait is longer than that.
+        let so_far_s = before_s + waited_s;
         self.sums.job_wait_s += waited_s;
-        self.sums.max_job_wait_s = self.sums.max_job_wait_s.max(until_s - since_s);
-        self.waits_since_s = (end > 0).then_some(since_s);
+        self.sums.max_job_wait_s = self.sums.max_job_wait_s.max(so_far_s);
+        self.waits_for_s = (end > 0).then_some(so_far_s);
     }
 }
 

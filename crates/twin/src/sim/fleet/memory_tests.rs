@@ -264,6 +264,80 @@ fn check(sim: &Sim<'_>, most: &mut Vec<u64>) -> Result<(), TestCaseError> {
     Ok(())
 }
 
+/// One wait, which begins within a step. Its length was the difference of two times, and
+/// its part of the sum was not.
+#[test]
+fn the_longest_wait_is_no_longer_than_all_waits() {
+    let text = r#"seed = 494842983
+duration = 1500
+policy = "bbos"
+[bb]
+capacity = "1GiB"
+bw_max = "900MB"
+bw_min = "600MB"
+br_max = "300MB"
+br_min = "10MB"
+[nodes]
+local = true
+replicas = 2
+fsync = "memory"
+memory_write = "3GB"
+repair = 60
+[pfs]
+bandwidth = "372MB"
+[plan]
+period = 150
+[arrivals]
+pattern = "random"
+[failures]
+mode = "none"
+[lending]
+total = "32000MiB"
+min = "0MiB"
+max = "20000MiB"
+max_share = 0.22909324877913956
+job_every = 50
+job_share = 0.4
+job_time = { uniform = [5, 90] }
+[[node]]
+memory = "1GiB"
+flash = "4GiB"
+[[node]]
+count = 1
+memory = "1MiB"
+flash = "1MiB"
+link = "2123MB"
+[[application]]
+count = 3
+checkpoint = "93MiB"
+interval = 64
+versions = 1
+mtbf = { exponential = 300 }
+stripe = 3
+stage_in = "31MiB"
+[[application]]
+count = 1
+checkpoint = "3197MiB"
+interval = 37
+versions = 1
+mtbf = { exponential = 300 }
+stripe = 3
+stage_in = "1065MiB"
+[[application]]
+count = 3
+checkpoint = "759MiB"
+interval = 24
+versions = 1
+mtbf = { exponential = 300 }
+stripe = 2
+stage_in = "253MiB"
+"#;
+    let scenario = Scenario::parse(text, &[]).unwrap();
+    let memory = run(&scenario, Options::default()).fleet.unwrap();
+    let memory = memory.memory.unwrap();
+    assert!(memory.job_waits > 0 && memory.job_wait_s >= memory.max_job_wait_s);
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(60))]
 
