@@ -22,10 +22,17 @@ impl Sim<'_> {
     pub(in super::super) fn give_back(&mut self, node: usize) {
         self.advance(node);
         let n = &self.nodes[node];
-        let (owed, clean) = (n.owed(), n.clean);
         if n.borrowed.is_none() || !n.is_up {
             return;
         }
+        let moving = n.borrowed.as_ref().and_then(|borrowed| borrowed.moving);
+        // Nothing is written to what has to give memory back itself: each would wait for the other.
+        let waits = |copy: &PartId| self.nodes[self.parts[*copy].node as usize].owed() > 0;
+        if let Some(copy) = moving.map(|(_, copy)| copy).filter(waits) {
+            self.drop_copy(copy);
+        }
+        let n = &self.nodes[node];
+        let (owed, clean) = (n.owed(), n.clean);
         if owed > 0 {
             self.evict(node, owed);
             self.touched.push(node);
