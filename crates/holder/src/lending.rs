@@ -37,7 +37,47 @@ struct Deciding {
     lender: Lender,
     orders: LendOrders,
     last: Option<Look>,
+    /// Said already.
+    missing_group: Option<PathBuf>,
     is_blind: bool,
+}
+
+/// The pools of a look.
+pub fn pools_of(now: &MemoryNow) -> impl Iterator<Item = Pool> + use<> {
+    let pools = now.each_pool().into_iter();
+    pools.map(|pool| Pool {
+        total_bytes: pool.total_bytes,
+        available_bytes: pool.available_bytes,
+    })
+}
+
+/// A look, as the policy takes it: at `now_s`, of a tier that may hold so many bytes and occupies
+/// so many.
+pub fn memory_seen(now: &MemoryNow, now_s: f64, (capacity, used): (u64, u64)) -> Memory {
+    Memory {
+        now_s,
+        total_bytes: now.total_bytes,
+        pool: tightest(pools_of(now)).unwrap_or(Pool {
+            total_bytes: now.total_bytes,
+            available_bytes: now.available_bytes,
+        }),
+        stall_us: now.stall_us,
+        capacity_bytes: capacity,
+        used_bytes: now.resident_bytes(used),
+    }
+}
+
+/// Says once which control group cannot be found.
+pub fn tell_of_missing_group(now: &MemoryNow, told: &mut Option<PathBuf>) {
+    if let Some(group) = now.missing_group.as_ref()
+        && told.as_ref() != Some(group)
+    {
+        tracing::warn!(
+            "the control group {} cannot be found: for memory, what is around it counts",
+            group.display()
+        );
+        *told = Some(group.clone());
+    }
 }
 
 /// The memory tier of a data server that borrows.
@@ -78,6 +118,7 @@ impl BorrowedMemory {
                 lender,
                 orders: orders_of(&path)?,
                 last: None,
+                missing_group: None,
                 is_blind: false,
             }),
             path,
@@ -139,21 +180,9 @@ impl BorrowedMemory {
             }
         };
         deciding.is_blind = false;
-        let memory = Memory {
-            now_s: self.begun.elapsed().as_secs_f64(),
-            total_bytes: now.total_bytes,
-            pool: tightest(now.each_pool().into_iter().map(|pool| Pool {
-                total_bytes: pool.total_bytes,
-                available_bytes: pool.available_bytes,
-            }))
-            .unwrap_or(Pool {
-                total_bytes: now.total_bytes,
-                available_bytes: now.available_bytes,
-            }),
-            stall_us: now.stall_us,
-            capacity_bytes: self.capacity_bytes(),
-            used_bytes: now.resident_bytes(used_bytes),
-        };
+        tell_of_missing_group(&now, &mut deciding.missing_group);
+        let now_s = self.begun.elapsed().as_secs_f64();
+        let memory = memory_seen(&now, now_s, (self.capacity_bytes(), used_bytes));
         let target = deciding.lender.step(&memory, deciding.orders.sum());
         self.set_capacity(target.capacity_bytes);
         let before = deciding.last.replace(Look { now, target });

@@ -23,7 +23,9 @@ mod unanswered;
 mod way;
 
 pub use claim::Claim;
-pub use lending::{BorrowedMemory, end_order_of_before};
+pub use lending::{
+    BorrowedMemory, end_order_of_before, memory_seen, pools_of, tell_of_missing_group,
+};
 pub use local::{SsdSetting, open_flash, open_memory};
 pub use object::RemoteObject;
 pub use redial::{Dial, Redialing};

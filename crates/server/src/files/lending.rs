@@ -21,13 +21,14 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use forebay_holder::pools_of;
 use forebay_namespace::File;
 use forebay_policy::demotion::{choose_victims_with, order_demotion};
 use forebay_policy::grouping::GroupSize;
-use forebay_policy::lending::{Pool, all_have, lent_back_bytes};
+use forebay_policy::lending::{all_have, lent_back_bytes};
 use forebay_policy::placement::SPACE_UNIT_BYTES;
 use forebay_policy::spill::flash_with_clean;
-use forebay_tiers::{CopyControl, MemoryNow, MemorySource, SystemMemory, TierKind};
+use forebay_tiers::{CopyControl, MemorySource, SystemMemory, TierKind};
 use forebay_types::{Errno, ObjectId, TierId, failpoint};
 use forebay_wire::control::{LENDING_FILES_MAX, LendingFile};
 
@@ -99,15 +100,6 @@ impl GivenBack {
     pub fn is_any(&self) -> bool {
         self.dropped_bytes + self.moved_bytes > 0
     }
-}
-
-/// The pools of a look.
-pub fn pools_of(now: &MemoryNow) -> impl Iterator<Item = Pool> + use<> {
-    let pools = now.each_pool().into_iter();
-    pools.map(|pool| Pool {
-        total_bytes: pool.total_bytes,
-        available_bytes: pool.available_bytes,
-    })
 }
 
 impl Files {

@@ -11,10 +11,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use forebay_holder::{memory_seen, tell_of_missing_group};
 use forebay_namespace::{NsError, in_record};
-use forebay_policy::lending::{
-    LendOrders, Lender, LendingError, Memory, Pool, Target, Why, tightest,
-};
+use forebay_policy::lending::{LendOrders, Lender, LendingError, Target, Why};
 use forebay_tiers::{MemoryNow, TierKind};
 use forebay_types::{Errno, TierId, format_size};
 use forebay_wire::control::{LENDING_ORDERS_MAX, LendingOrder, LendingStatus};
@@ -23,7 +22,7 @@ use parking_lot::{Condvar, Mutex};
 use crate::base::failure::Failure;
 use crate::base::settings::{LendingSetting, MemoryWay, Settings};
 use crate::buffer::tierset::{DRAM, Slot};
-use crate::files::lending::{GivenBack, WaitsFor, pools_of};
+use crate::files::lending::{GivenBack, WaitsFor};
 use crate::lifecycle::Lifecycle;
 use crate::lifecycle::monitor::ask_space;
 
@@ -259,27 +258,11 @@ impl Lifecycle {
             }
         };
         deciding.is_blind = false;
-        if let Some(group) = now.missing_group.as_ref()
-            && deciding.missing_group.as_ref() != Some(group)
-        {
-            tracing::warn!(
-                "the control group {} cannot be found: for memory, what is around it counts",
-                group.display()
-            );
-            deciding.missing_group = Some(group.clone());
-        }
+        tell_of_missing_group(&now, &mut deciding.missing_group);
         let figures = self.buffer.ledger().figures(DRAM);
-        let memory = Memory {
-            now_s: borrowed.begun.elapsed().as_secs_f64(),
-            total_bytes: now.total_bytes,
-            pool: tightest(pools_of(&now)).unwrap_or(Pool {
-                total_bytes: now.total_bytes,
-                available_bytes: now.available_bytes,
-            }),
-            stall_us: now.stall_us,
-            capacity_bytes: figures.capacity_bytes,
-            used_bytes: now.resident_bytes(self.files.in_memory_bytes()),
-        };
+        let now_s = borrowed.begun.elapsed().as_secs_f64();
+        let has = (figures.capacity_bytes, self.files.in_memory_bytes());
+        let memory = memory_seen(&now, now_s, has);
         let target = deciding.lender.step(&memory, deciding.orders.sum());
         let before = deciding.last.replace(Look { now, target });
         if before.is_none_or(|before| before.target.why != target.why) {
