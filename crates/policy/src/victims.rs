@@ -104,6 +104,13 @@ impl OutThresholds {
         }
     }
 
+    /// Whether a tier takes a file of so many bytes that moves down from the tier above it: nothing
+    /// is forced out for what is cool.
+    pub fn takes(&self, free_bytes: u64, bytes: u64) -> bool {
+        let left_bytes = free_bytes.checked_sub(bytes);
+        left_bytes.is_some_and(|left| self.outflow(left) != Outflow::Forced)
+    }
+
     /// Files that move down, coolest first, until more than the normal threshold would be free.
     /// Orders `candidates`.
     pub fn choose(&self, candidates: &mut [Candidate], free_bytes: u64, now_s: f64) -> Vec<u64> {

@@ -21,7 +21,7 @@ use crate::buffer::Buffer;
 use crate::drain::{Drain, demote};
 use crate::files::Files;
 use crate::files::pages::WriteBack;
-use crate::files::{guard, inplace, unseen};
+use crate::files::{downward, guard, inplace, unseen};
 use crate::integrity::{scrub, seal};
 use crate::lifecycle::facts::Facts;
 use crate::lifecycle::onserver::Told;
@@ -232,6 +232,9 @@ impl Instance {
             if rooms.base.settings().restart_copies > 0 {
                 self.spawn("fb-restarts", true, room, restarts::run)?;
             }
+        }
+        if rooms.plan.has_flash_below() {
+            self.spawn("fb-down", false, &rooms.files, downward::run)?;
         }
         self.spawn("fb-engine", false, &rooms.plan, engine::beat::run)?;
         self.spawn("fb-history", true, &rooms.lifecycle, history::run)?;

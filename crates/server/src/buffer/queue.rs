@@ -145,8 +145,15 @@ impl DrainQueue {
     /// A file is dirty and nobody writes it.
     pub fn add(&self, object: ObjectId) {
         let mut inner = self.inner.lock();
+        let was_empty = inner.waiting.is_empty();
         inner.waiting.insert(object);
         inner.retries.remove(&object);
+        if was_empty {
+            // Who has nothing to do sleeps longer.
+            inner.asked += 1;
+            drop(inner);
+            self.wake.notify_all();
+        }
     }
 
     /// A file is to be demoted now.
@@ -544,6 +551,17 @@ mod tests {
         assert!(queue.is_pressed() && queue.knows(ObjectId(7)));
         queue.finished(&[Finished::done(ObjectId(7))]);
         assert!(!queue.is_pressed() && !queue.knows(ObjectId(7)));
+    }
+
+    #[test]
+    fn the_first_file_wakes_who_has_nothing_to_do() {
+        let queue = queue();
+        let asked = queue.asked();
+        queue.add(ObjectId(1));
+        let first = queue.asked();
+        assert_ne!(first, asked, "who sleeps would go on sleeping");
+        queue.add(ObjectId(2));
+        assert_eq!(queue.asked(), first, "by now it looks often");
     }
 
     #[test]

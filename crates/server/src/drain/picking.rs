@@ -17,8 +17,10 @@ use crate::drain::picking::urgent::Urgent;
 /// Most files in one batch: they share their flushes.
 const BATCH_FILES_MAX: usize = 1024;
 
-/// A demoter with nothing to do looks again after this long.
+/// A demoter looks again after this long while files wait.
 const LOOK_AGAIN: Duration = Duration::from_millis(50);
+/// The same while none does: the first one wakes it.
+const NOTHING_WAITS: Duration = Duration::from_millis(500);
 
 /// Files of one node, and the demoters that look after them: what hangs on that node holds up no
 /// other.

@@ -16,6 +16,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use forebay_namespace::{File, Migration};
+use forebay_policy::grouping::GroupSize;
 use forebay_tiers::{CopyControl, Object, ObjectStat, WriteBack};
 use forebay_types::{Errno, Generation, ObjectId, TierId, failpoint};
 use parking_lot::MutexGuard;
@@ -46,10 +47,33 @@ impl Drop for Room<'_> {
     }
 }
 
+/// Small files that are about to move together.
+#[derive(Default)]
+pub(super) struct Group {
+    to: Option<TierId>,
+    size: GroupSize,
+    files: Vec<Arc<File>>,
+}
+
+impl Group {
+    pub(super) fn takes(&self, to: TierId, bytes: u64) -> bool {
+        self.to.is_none_or(|its| its == to) && self.size.has_room(bytes)
+    }
+
+    pub(super) fn add(&mut self, file: Arc<File>, to: TierId, bytes: u64) {
+        self.to = Some(to);
+        self.size = self.size.with(bytes);
+        self.files.push(file);
+    }
+
+    /// What they occupy, bytes.
+    pub(super) fn bytes(&self) -> u64 {
+        self.size.bytes
+    }
+}
+
 /// What the caller of a move of many knows of them.
 pub(super) struct Together<'a> {
-    /// Flash of this node.
-    pub to: TierId,
     /// Whether a file is to stay after all; not asked by who has claimed it.
     pub is_over: &'a (dyn Fn(&File) -> bool + Sync),
     /// The same, and waits for no claim: nobody opens the file any more.
@@ -57,14 +81,30 @@ pub(super) struct Together<'a> {
 }
 
 impl Files {
+    /// Where a file goes that moves with others, and what it occupies. `None`: it is large, or
+    /// open, or makes room by an eviction, or is on another node, and moves by itself.
+    pub(super) fn place_in_group(&self, file: &File, from: TierId) -> Option<(TierId, u64)> {
+        let bytes = self.buffer.ledger().used_bytes(file.object);
+        if from != DRAM || !GroupSize::is_for(bytes) || self.buffer.opens().is_open_now(file.ino) {
+            return None;
+        }
+        let to = self.flash_for(file, DRAM, bytes)?;
+        let slot = self.buffer.tiers().get(to)?;
+        let has_second = file.lock().residency.shadow.is_some();
+        (slot.server == self.settings.server && !has_second).then_some((to, bytes))
+    }
+
     /// Moves files that nobody has open from memory to flash. Those stay that are in use, or find
     /// no room. Answers with those that have moved, and what each of them occupies.
     pub(super) fn move_together(
         &self,
-        files: &[Arc<File>],
+        group: Group,
         together: &Together<'_>,
     ) -> Vec<(Arc<File>, u64)> {
-        let moved = self.try_move_together(files, together);
+        let Some(to) = group.to else {
+            return Vec::new();
+        };
+        let moved = self.try_move_together(&group.files, to, together);
         moved.unwrap_or_else(|error| {
             tracing::warn!("small files stay in memory: {error}");
             Vec::new()
@@ -74,22 +114,23 @@ impl Files {
     fn try_move_together(
         &self,
         files: &[Arc<File>],
+        to: TierId,
         together: &Together<'_>,
     ) -> io::Result<Vec<(Arc<File>, u64)>> {
-        let slot = self.buffer.tiers().get(together.to);
+        let slot = self.buffer.tiers().get(to);
         let slot = slot.ok_or(Errno::ENODEV)?;
         // Had before the first byte is written.
         let flush = slot.tier.flush_together()?;
         let copies = files.iter().filter_map(|file| {
-            let copied = self.copy_of_many(file, together);
+            let copied = self.copy_of_many(file, to, together);
             self.unless_failed(file, copied)
         });
         let copies: Vec<_> = copies.collect();
-        let copies = self.flush_copies(slot, together.to, flush, copies)?;
+        let copies = self.flush_copies(slot, to, flush, copies)?;
         failpoint::hit(failpoint::Point::MoveFlushed);
         let mut committed = Vec::new();
         for mut copy in copies {
-            let claimed = self.commit_of_many(&mut copy, together);
+            let claimed = self.commit_of_many(&mut copy, to, together);
             if let Some(claim) = self.unless_failed(copy.file, claimed) {
                 committed.push((copy, claim));
             }
@@ -118,6 +159,7 @@ impl Files {
     fn copy_of_many<'a>(
         &'a self,
         file: &'a Arc<File>,
+        to: TierId,
         together: &Together<'_>,
     ) -> Result<Option<Copied<'a>>, Failure> {
         let Some(copying) = file.try_copying() else {
@@ -126,7 +168,6 @@ impl Files {
         let Some(residency) = at_rest(file).filter(|now| now.tier == DRAM) else {
             return Ok(None);
         };
-        let to = together.to;
         let is_open = self.buffer.opens().is_open_now(file.ino);
         // A second copy is brought up to date, and not made: that is for a move by itself.
         let moves_alone = residency.shadow.is_some();
@@ -205,6 +246,7 @@ impl Files {
     fn commit_of_many(
         &self,
         copy: &mut Copied<'_>,
+        to: TierId,
         together: &Together<'_>,
     ) -> Result<Option<Claim<'_>>, Failure> {
         let file = copy.file;
@@ -212,13 +254,13 @@ impl Files {
         let (claim, stat) = match may_commit {
             Ok(Some(answer)) => answer,
             refused => {
-                self.buffer.leave_copy(file, together.to);
+                self.buffer.leave_copy(file, to);
                 return refused.map(|_| None);
             }
         };
         copy.bytes = stat.allocated_bytes;
         let migration = Migration {
-            tier: together.to,
+            tier: to,
             flushed_bytes: Some(stat.size),
             is_exclusive: false,
             keeps_second: false,
@@ -229,11 +271,11 @@ impl Files {
         match self.ns.migrated_of_many(file, copy.generation, &migration) {
             Ok(true) => Ok(Some(claim)),
             Ok(false) => {
-                self.buffer.leave_copy(file, together.to);
+                self.buffer.leave_copy(file, to);
                 Ok(None)
             }
             Err(error) => {
-                self.buffer.leave_copy_later(file, together.to, copy.bytes);
+                self.buffer.leave_copy_later(file, to, copy.bytes);
                 Err(error.into())
             }
         }

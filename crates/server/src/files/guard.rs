@@ -28,7 +28,7 @@ const LOOK_AFAR: Duration = Duration::from_millis(20);
 const LOOKS_BEFORE_SLEEP: u32 = 40;
 
 /// Without being woken it looks this often, to see that all is to end.
-const SLEEP: Duration = Duration::from_millis(100);
+const SLEEP: Duration = Duration::from_millis(250);
 
 /// Between two rounds of eviction for the same need.
 const EVICTION_PAUSE: Duration = Duration::from_millis(20);

@@ -24,7 +24,6 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use forebay_holder::pools_of;
 use forebay_namespace::File;
 use forebay_policy::demotion::{choose_victims_with, order_demotion};
-use forebay_policy::grouping::GroupSize;
 use forebay_policy::lending::{all_have, lent_back_bytes};
 use forebay_policy::placement::SPACE_UNIT_BYTES;
 use forebay_policy::spill::flash_with_clean;
@@ -39,7 +38,7 @@ use crate::buffer::target::Target;
 use crate::buffer::tierset::DRAM;
 use crate::files::Files;
 use crate::files::changeover::Leaving;
-use crate::files::groupmove::Together;
+use crate::files::groupmove::{Group, Together};
 
 /// So much of a file that moves to flash may be in the page cache, bytes.
 const CACHED_BYTES: u64 = 32 << 20;
@@ -73,26 +72,6 @@ struct Stays {
     waits: WaitsFor,
     /// Something else is not drained, and nobody writes it.
     could_drain: bool,
-}
-
-/// Small files that are about to move together.
-#[derive(Default)]
-struct Group {
-    to: Option<TierId>,
-    size: GroupSize,
-    files: Vec<Arc<File>>,
-}
-
-impl Group {
-    fn takes(&self, to: TierId, bytes: u64) -> bool {
-        self.to.is_none_or(|its| its == to) && self.size.has_room(bytes)
-    }
-
-    fn add(&mut self, file: Arc<File>, to: TierId, bytes: u64) {
-        self.to = Some(to);
-        self.size = self.size.with(bytes);
-        self.files.push(file);
-    }
 }
 
 impl GivenBack {
@@ -262,8 +241,21 @@ impl Files {
         // A look at all files: made again only when flash has changed by it.
         let mut clean = None;
         let mut group = Group::default();
+        let is_over = |file: &File| self.base.is_ending() || self.is_wanted(file);
+        let together = Together {
+            is_over: &is_over,
+            // Jobs wait for the memory.
+            is_used: &|_| false,
+        };
+        let move_group = |group: Group| {
+            let moved = self.move_together(group, &together);
+            if !moved.is_empty() {
+                failpoint::hit(failpoint::Point::LendMoved);
+            }
+            moved.iter().map(|(_, bytes)| bytes).sum::<u64>()
+        };
         for id in self.in_memory_by_order(tier) {
-            if self.owed_bytes(tier) <= group.size.bytes || self.base.is_ending() {
+            if self.owed_bytes(tier) <= group.bytes() || self.base.is_ending() {
                 break;
             }
             let Some(file) = self.buffer.file(ObjectId(id)) else {
@@ -271,12 +263,12 @@ impl Files {
             };
             if let Some((to, bytes)) = self.place_in_group(&file, tier) {
                 if !group.takes(to, bytes) {
-                    moved += self.move_group(std::mem::take(&mut group));
+                    moved += move_group(std::mem::take(&mut group));
                 }
                 group.add(file, to, bytes);
                 continue;
             }
-            moved += self.move_group(std::mem::take(&mut group));
+            moved += move_group(std::mem::take(&mut group));
             match self.move_away(&file, tier, &mut clean) {
                 Ok(Some(bytes)) => {
                     failpoint::hit(failpoint::Point::LendMoved);
@@ -291,38 +283,7 @@ impl Files {
                 ),
             }
         }
-        moved + self.move_group(group)
-    }
-
-    /// Where a file goes that moves with others, and what it occupies. `None`: it is large, or
-    /// open, or makes room by an eviction, or is on another node, and moves by itself.
-    fn place_in_group(&self, file: &File, from: TierId) -> Option<(TierId, u64)> {
-        let bytes = self.buffer.ledger().used_bytes(file.object);
-        if from != DRAM || !GroupSize::is_for(bytes) || self.buffer.opens().is_open_now(file.ino) {
-            return None;
-        }
-        let to = self.flash_for(file, DRAM, bytes)?;
-        let slot = self.buffer.tiers().get(to)?;
-        let has_second = file.lock().residency.shadow.is_some();
-        (slot.server == self.settings.server && !has_second).then_some((to, bytes))
-    }
-
-    fn move_group(&self, group: Group) -> u64 {
-        let Some(to) = group.to else {
-            return 0;
-        };
-        let is_over = |file: &File| self.base.is_ending() || self.is_wanted(file);
-        let together = Together {
-            to,
-            is_over: &is_over,
-            // Jobs wait for the memory.
-            is_used: &|_| false,
-        };
-        let moved = self.move_together(&group.files, &together);
-        if !moved.is_empty() {
-            failpoint::hit(failpoint::Point::LendMoved);
-        }
-        moved.iter().map(|(_, bytes)| bytes).sum()
+        moved + move_group(group)
     }
 
     /// Files in memory that no round can move, and whether a drain would help.
@@ -428,10 +389,25 @@ impl Files {
             }
             return Ok(None);
         };
+        let moved = self.move_watched((file, open.as_ref()), to, &|| self.is_wanted(file));
+        if must_evict {
+            *clean = None;
+        }
+        Ok(moved?.then_some(bytes))
+    }
+
+    /// Moves one file from memory, which may be open, until it `is_over` for it. What it writes
+    /// does not stay in the page cache. Whether it has moved.
+    pub(super) fn move_watched(
+        &self,
+        (file, open): (&Arc<File>, Option<&Arc<OpenFile>>),
+        to: TierId,
+        is_over: &(dyn Fn() -> bool + Sync),
+    ) -> Result<bool, Failure> {
         let done_bytes = AtomicU64::new(0);
-        let is_over = || self.base.is_ending() || self.is_wanted(file);
+        let stop = || self.base.is_ending() || is_over();
         let control = CopyControl {
-            stop: &is_over,
+            stop: &stop,
             moved: &|bytes, _| {
                 let before = done_bytes.fetch_add(bytes, Ordering::Relaxed);
                 if before / CACHED_BYTES != (before + bytes) / CACHED_BYTES {
@@ -443,25 +419,22 @@ impl Files {
             Some(open) => {
                 let leaving = Leaving {
                     file,
-                    open: &open,
+                    open,
                     to,
                     ahead_bytes: 0,
                 };
-                self.move_open_to_node(leaving, &control)
+                self.move_open_to_node(leaving, &control)?
             }
-            None => self.move_to_node(file, to, &control),
+            None => self.move_to_node(file, to, &control)?,
         };
-        if must_evict {
-            *clean = None;
-        }
-        let has_moved = moved?;
-        if has_moved {
+        if moved {
             self.uncache(file, to);
         }
-        Ok(has_moved.then_some(bytes))
+        Ok(moved)
     }
 
-    fn is_wanted(&self, file: &File) -> bool {
+    /// Whether somebody waits for a move of a file to end.
+    pub(super) fn is_wanted(&self, file: &File) -> bool {
         let open = self.buffer.opens().by_ino(file.ino);
         file.is_copy_wanted() || open.is_some_and(|open| open.unsent.is_wanted())
     }

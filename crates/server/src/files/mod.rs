@@ -7,6 +7,7 @@ pub(crate) mod change;
 pub(crate) mod changeover;
 pub(crate) mod closing;
 pub(crate) mod descriptors;
+pub(crate) mod downward;
 pub(crate) mod fsync;
 pub(crate) mod garbage;
 mod groupmove;

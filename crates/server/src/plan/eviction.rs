@@ -12,21 +12,65 @@ use forebay_policy::demotion::{
 };
 use forebay_policy::placement::TierSpace;
 use forebay_policy::victims::{OutThresholds, Outflow};
+use forebay_tiers::TierKind;
 use forebay_types::{ObjectId, TierId};
+use parking_lot::{Condvar, Mutex};
 
+use crate::buffer::tierset::DRAM;
 use crate::plan::Plan;
 
 /// A look at all files may take this part of the time: one in so many.
 const SHARE_OF_TIME: u32 = 100;
+
+/// A file that is to leave its tier.
+pub struct Chosen {
+    pub file: Arc<File>,
+    /// When it was accessed last, by the time of the choice.
+    pub accessed_s: f64,
+}
+
+/// Files that were chosen to move from memory to flash: the last choice, until somebody takes it.
+#[derive(Default)]
+pub struct Downward(Mutex<Vec<Chosen>>, Condvar);
+
+impl Downward {
+    /// In place of an earlier choice: by now others are the coolest.
+    fn offer(&self, chosen: Vec<Chosen>) {
+        let is_any = !chosen.is_empty();
+        *self.0.lock() = chosen;
+        if is_any {
+            self.1.notify_one();
+        }
+    }
+
+    /// The choice, coolest first; empty where there was none for so long.
+    pub fn take(&self, patience: Duration) -> Vec<Chosen> {
+        let mut chosen = self.0.lock();
+        if chosen.is_empty() {
+            self.1.wait_for(&mut chosen, patience);
+        }
+        std::mem::take(&mut chosen)
+    }
+}
 
 /// When the next look may begin; one per server, held by the engine's thread.
 #[derive(Default)]
 pub struct Leaving {
     applications: HashSet<u32>,
     not_before: Option<Instant>,
+    /// What is coolest in memory moves to flash. Else its copies are dropped, once it is drained.
+    has_flash_below: bool,
 }
 
 impl Leaving {
+    /// For a server whose files move down from tier to tier where they can.
+    pub fn downward(plan: &Plan) -> Leaving {
+        Leaving {
+            has_flash_below: plan.has_flash_below(),
+            ..Leaving::default()
+        }
+    }
+
     /// Looks who is to leave. To be called now and then.
     pub fn tend(&mut self, plan: &Plan) {
         self.applications
@@ -36,7 +80,7 @@ impl Leaving {
             return;
         }
         if plan.engine.placement() == PlacementPolicy::Coolness {
-            plan.move_down();
+            plan.move_down(self.has_flash_below);
         }
         if !self.applications.is_empty() {
             plan.drop_outdated(&std::mem::take(&mut self.applications));
@@ -77,53 +121,118 @@ impl Plan {
     }
 
     /// Lets files move down where a tier has no more free space than the thresholds say.
-    fn move_down(&self) {
-        let (forced, normal) = self.settings.engine.out_fractions;
+    fn move_down(&self, has_flash_below: bool) {
         for space in self.buffer.spaces() {
-            let of = |fraction: f64| (space.capacity_bytes as f64 * fraction) as u64;
-            // The order of the fractions was checked at the start.
-            if let Ok(thresholds) = OutThresholds::new(of(forced), of(normal)) {
-                self.move_down_from(&space, &thresholds);
+            let Some(thresholds) = self.out_thresholds(&space) else {
+                continue;
+            };
+            let (chosen, outflow) = self.chosen_to_leave(&space, &thresholds);
+            if has_flash_below && space.index == usize::from(DRAM.0) {
+                self.downward.offer(chosen);
+            } else {
+                self.let_all_go(&chosen, outflow);
             }
         }
     }
 
-    fn move_down_from(&self, space: &TierSpace, thresholds: &OutThresholds) {
+    fn out_thresholds(&self, space: &TierSpace) -> Option<OutThresholds> {
+        let (forced, normal) = self.settings.engine.out_fractions;
+        let of = |fraction: f64| (space.capacity_bytes as f64 * fraction) as u64;
+        // The order of the fractions was checked at the start.
+        OutThresholds::new(of(forced), of(normal)).ok()
+    }
+
+    /// Whether what leaves the memory of this server can move to its flash.
+    pub fn has_flash_below(&self) -> bool {
+        let mut own = self.buffer.tiers().of_server(self.settings.server);
+        self.engine.placement() == PlacementPolicy::Coolness
+            && self.buffer.tiers().kind(DRAM) == TierKind::Dram
+            && own.any(|(_, slot)| slot.kind == TierKind::Ssd)
+    }
+
+    /// Files of memory that were chosen to move to flash.
+    pub fn downward(&self) -> &Downward {
+        &self.downward
+    }
+
+    /// Whether files are to leave a tier once `leaving_bytes` more have left it.
+    pub fn outflow_of(&self, tier: TierId, leaving_bytes: u64) -> Outflow {
+        let spaces = self.buffer.spaces();
+        let space = spaces.iter().find(|s| s.index == usize::from(tier.0));
+        let of = |space: &TierSpace| {
+            let beyond_bytes = self.beyond_bytes(space);
+            let freed_bytes = leaving_bytes.saturating_sub(beyond_bytes);
+            let free_bytes = space.available_bytes().saturating_add(freed_bytes);
+            Some(self.out_thresholds(space)?.outflow(free_bytes))
+        };
+        space.and_then(of).unwrap_or(Outflow::None)
+    }
+
+    /// Whether flash takes a file from memory, and forces nothing out for it.
+    pub fn takes(&self, tier: TierId, bytes: u64) -> bool {
+        let spaces = self.buffer.spaces();
+        let space = spaces.iter().find(|s| s.index == usize::from(tier.0));
+        space.is_some_and(|space| {
+            let thresholds = self.out_thresholds(space);
+            thresholds.is_some_and(|its| its.takes(space.available_bytes(), bytes))
+        })
+    }
+
+    /// What a tier has more than it may hold by now: memory that has just been lent to jobs.
+    fn beyond_bytes(&self, space: &TierSpace) -> u64 {
+        let figures = self.buffer.ledger().figures(TierId(space.index as u8));
+        figures.used_bytes.saturating_sub(space.capacity_bytes)
+    }
+
+    fn chosen_to_leave(
+        &self,
+        space: &TierSpace,
+        thresholds: &OutThresholds,
+    ) -> (Vec<Chosen>, Outflow) {
         let free_bytes = space.available_bytes();
         let outflow = thresholds.outflow(free_bytes);
         if outflow == Outflow::None {
-            return;
+            return (Vec::new(), outflow);
         }
         let tier = TierId(space.index as u8);
         let mut candidates = self.movable(tier);
-        let figures = self.buffer.ledger().figures(tier);
-        // Memory that has just been lent to jobs.
-        let beyond_bytes = figures.used_bytes.saturating_sub(space.capacity_bytes);
         let shares = self.size_shares(tier);
         let now_s = self.catalog.apps().now_s();
-        let room = (free_bytes, beyond_bytes);
-        let chosen = thresholds.choose_with(&mut candidates, room, shares.as_ref(), now_s);
+        let room = (free_bytes, self.beyond_bytes(space));
+        let ids = thresholds.choose_with(&mut candidates, room, shares.as_ref(), now_s);
         let accessed: HashMap<u64, f64> = (candidates.iter())
             .map(|candidate| (candidate.id, candidate.accessed_at_s))
             .collect();
+        let chosen = ids.iter().filter_map(|id| {
+            Some(Chosen {
+                file: self.buffer.file(ObjectId(*id))?,
+                accessed_s: *accessed.get(id)?,
+            })
+        });
+        (chosen.collect(), outflow)
+    }
+
+    /// Has files go: clean ones are dropped, the others drained.
+    pub fn let_all_go(&self, chosen: &[Chosen], outflow: Outflow) {
         let mut evicted = false;
-        for file in chosen
-            .iter()
-            .filter_map(|id| self.buffer.file(ObjectId(*id)))
-        {
-            let chosen_by_s = accessed.get(&file.object.0).copied();
-            evicted |= chosen_by_s.is_some_and(|at_s| self.let_go(&file, at_s, outflow));
+        for Chosen { file, accessed_s } in chosen {
+            evicted |= self.let_go(file, *accessed_s, outflow);
         }
         if evicted {
             self.buffer.wake_collector();
         }
     }
 
+    /// Whether nobody has opened a file since it was chosen: an access ends the way down, for
+    /// others are cooler by now.
+    pub fn is_still_cool(&self, file: &File, accessed_s: f64) -> bool {
+        self.catalog.apps().accessed_s(file.object) == accessed_s
+    }
+
     /// Has a file go that was chosen when it was accessed last at `accessed_s`; whether its copy
     /// was dropped.
     fn let_go(&self, file: &Arc<File>, accessed_s: f64, outflow: Outflow) -> bool {
-        if self.catalog.apps().accessed_s(file.object) != accessed_s {
-            // An access ends the way down: others are cooler by now.
+        if !self.is_still_cool(file, accessed_s) {
             return false;
         }
         let (clean, demoting) = {
@@ -168,7 +277,6 @@ mod tests {
     use forebay_types::OpenFlags;
 
     use super::*;
-    use crate::buffer::tierset::DRAM;
     use crate::rooms::Rooms;
     use crate::testing::{Lab, create, drain};
 

@@ -20,6 +20,7 @@ use crate::buffer::Buffer;
 use crate::catalog::Catalog;
 use dedicated::Dedicated;
 use engine::Engine;
+use eviction::Downward;
 use learning::Learning;
 
 /// Limits, turns, and what they are derived from.
@@ -37,6 +38,8 @@ pub struct Plan {
     dedicated: Dedicated,
     /// What was accessed, for the shares of large and small files.
     accessed: Mutex<Accessed>,
+    /// What is to move from memory to flash.
+    downward: Downward,
 }
 
 impl Plan {
@@ -54,6 +57,7 @@ impl Plan {
             learning,
             dedicated,
             accessed: Mutex::default(),
+            downward: Downward::default(),
             base: base.clone(),
             catalog: catalog.clone(),
             buffer: buffer.clone(),

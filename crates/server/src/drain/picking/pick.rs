@@ -12,7 +12,7 @@ use forebay_policy::trigger::Drive;
 use forebay_policy::victims::{Treatment, treatment};
 use forebay_types::{Ino, ObjectId};
 
-use super::{BATCH_FILES_MAX, LOOK_AGAIN, Line};
+use super::{BATCH_FILES_MAX, LOOK_AGAIN, Line, NOTHING_WAITS};
 use crate::buffer::queue::BatchLimits;
 use crate::drain::Drain;
 
@@ -25,7 +25,11 @@ impl Drain {
         if !batch.is_empty() || self.base.is_ending() {
             return batch;
         }
-        self.buffer.queue().wait_asked(asked, LOOK_AGAIN);
+        let patience = match self.buffer.queue().demand().has_waiting {
+            true => LOOK_AGAIN,
+            false => NOTHING_WAITS,
+        };
+        self.buffer.queue().wait_asked(asked, patience);
         self.pick(line)
     }
 

@@ -102,7 +102,7 @@ impl Plan {
 /// The engine's thread: learns, chooses the plan, sets limits.
 pub fn run(plan: &Arc<Plan>) {
     let mut ticks = 0u32;
-    let mut leaving = Leaving::default();
+    let mut leaving = Leaving::downward(plan);
     while !plan.base.is_ending() {
         std::thread::sleep(TICK);
         plan.learn();
