@@ -144,10 +144,11 @@ impl Plan {
 
     /// Whether what leaves the memory of this server can move to its flash.
     pub fn has_flash_below(&self) -> bool {
-        let mut own = self.buffer.tiers().of_server(self.settings.server);
-        self.engine.placement() == PlacementPolicy::Coolness
-            && self.buffer.tiers().kind(DRAM) == TierKind::Dram
-            && own.any(|(_, slot)| slot.kind == TierKind::Ssd)
+        let own = |kind| {
+            let mut slots = self.buffer.tiers().of_server(self.settings.server);
+            slots.any(|(_, slot)| slot.kind == kind)
+        };
+        own(TierKind::Dram) && own(TierKind::Ssd)
     }
 
     /// Files of memory that were chosen to move to flash.

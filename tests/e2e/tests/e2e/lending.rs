@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use forebay_testkit::{Cluster, needs_root, pattern, wait_until, wait_until_for, write_file};
-use serde_json::Value;
+use serde_json::{Value, json};
 
 const MIB: u64 = 1 << 20;
 const LEN: usize = 4 << 20;
@@ -234,6 +234,47 @@ fn promise_5_small_files_that_leave_memory_together_are_whole_also_after_a_kill(
     }
     cluster.drain("");
     for (at, content) in files.iter().enumerate() {
+        content.assert_in(&cluster.pfs(name(at)));
+    }
+}
+
+/// Nobody waits for the space of what moves: it is read and opened meanwhile, and the server is
+/// killed in the midst of it.
+#[test]
+fn promise_5_what_is_coolest_in_memory_moves_to_flash_and_is_whole_also_after_a_kill() {
+    if needs_root() {
+        return;
+    }
+    let mut cluster = Cluster::builder()
+        .lazy()
+        .dram("64MiB")
+        .ssd("400MiB")
+        .config("[engine]\nplacement = \"coolness\"\nnormal_out = \"60%\"\nforced_out = \"10%\"\n")
+        .up();
+    let files: Vec<_> = (0..40)
+        .map(|at| pattern(at, if at % 4 == 0 { 4 << 20 } else { 64 << 10 }))
+        .collect();
+    let name = |at: usize| format!("f{at}");
+    for (at, content) in files.iter().enumerate() {
+        write_file(&cluster.mnt(name(at)), *content);
+        files[at / 2].assert_in(&cluster.mnt(name(at / 2)));
+    }
+    cluster.restart();
+    let in_memory = |cluster: &Cluster| bytes(&cluster.status()["tiers"][0], "used_bytes");
+    wait_until("more than 60 % of memory is free", || {
+        in_memory(&cluster) < 26 * MIB
+    });
+    let tiers: Vec<_> = (0..files.len())
+        .map(|at| cluster.where_is(cluster.mnt(name(at)))["tiers"].clone())
+        .collect();
+    let on_flash = tiers.iter().filter(|tiers| *tiers == &json!(["ssd"]));
+    assert!(on_flash.count() > 3, "{tiers:?}");
+    for (at, content) in files.iter().enumerate() {
+        content.assert_in(&cluster.mnt(name(at)));
+    }
+    cluster.drain("");
+    for (at, content) in files.iter().enumerate() {
+        content.assert_in(&cluster.mnt(name(at)));
         content.assert_in(&cluster.pfs(name(at)));
     }
 }
