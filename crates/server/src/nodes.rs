@@ -71,6 +71,8 @@ impl Rooms {
         };
         self.add_tiers(&mut status, copied);
         self.add_emptying(&mut status);
+        let lending = self.lifecycle.lending_of_node(node.server);
+        status.lending = lending.map(Box::new);
         let mut under_way = self.drain.picking().under_way();
         let copies = under_way.find(|(server, _)| *server == node.server);
         status.copies_under_way = copies.map_or(0, |(_, files)| files);

@@ -196,6 +196,11 @@ impl Rooms {
             bits.holding.clear();
             let emptying = bits.nodes.iter_mut().filter_map(|n| n.emptying.as_mut());
             emptying.for_each(|emptying| emptying.awaited.clear());
+            let lending = bits
+                .nodes
+                .iter_mut()
+                .filter_map(|node| node.lending.as_mut());
+            lending.for_each(|lending| lending.waits_for.clear());
             bits.conflicts.clear();
             bits.unpublished.clear();
             bits.turns.clear();

@@ -19,7 +19,7 @@ pub use fsck::{CLEAN_COPY_GONE, CONTENT_LOST, FSYNCED_LEFT, Finding, FsckReport}
 pub use history::{HistoryAsked, HistoryPage};
 pub use lending::{
     LENDING_FILES_MAX, LENDING_NAME_MAX, LENDING_ORDERS_MAX, LendingFile, LendingOrder,
-    LendingStatus,
+    LendingStatus, NodeLending,
 };
 pub use live::{InForce, LimitInForce, LimitStatus, Reloaded, RuleInForce, Whose};
 pub use network::{ClientStatus, ConnectionStatus, NetworkStatus, RefusedStatus};

@@ -15,7 +15,7 @@ use forebay_types::limits;
 use serde::{Serialize, de::DeserializeOwned};
 
 /// Version of the messages. Both sides must have the same: who changes a message raises it.
-pub const PROTOCOL_VERSION: u32 = 30;
+pub const PROTOCOL_VERSION: u32 = 31;
 
 const MAGIC: u32 = u32::from_le_bytes(*b"fby1");
 const HELLO: [u8; 4] = *b"FBAY";

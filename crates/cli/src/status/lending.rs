@@ -1,7 +1,7 @@
 //! Memory that is borrowed, in `status`.
 
 use forebay_types::format_size;
-use forebay_wire::control::{LendingStatus, StatusBits};
+use forebay_wire::control::{LendingFile, LendingStatus, NodeLending, NodeStatus, StatusBits};
 use serde_json::{Map, Value, json};
 
 use crate::show::json::insert_path;
@@ -32,15 +32,20 @@ const NAMED: usize = 3;
 
 /// What is waited for, where programs have to close files.
 pub fn waits(lending: &LendingStatus) -> String {
-    let files = match lending.waits_files {
+    waits_for(lending.waits_files, lending.waits_bytes, &lending.waits_for)
+}
+
+fn waits_for(files: u64, bytes: u64, largest: &[LendingFile]) -> String {
+    let count = files;
+    let files = match files {
         0 => return String::new(),
         1 => "1 file".to_string(),
         files => format!("{files} files"),
     };
-    let bytes = format_size(lending.waits_bytes);
-    let named = lending.waits_for.iter().take(NAMED);
+    let bytes = format_size(bytes);
+    let named = largest.iter().take(NAMED);
     let mut names: Vec<String> = named.map(|file| show_path(&file.path)).collect();
-    if !names.is_empty() && lending.waits_files > names.len() as u64 {
+    if !names.is_empty() && count > names.len() as u64 {
         names.push("...".into());
     }
     let names = match names.is_empty() {
@@ -77,13 +82,6 @@ pub fn to_json(lending: &LendingStatus) -> Value {
         let name = (!order.name.is_empty()).then_some(&order.name);
         json!({"for": name, "bytes": order.bytes})
     });
-    let waits_for = lending.waits_for.iter().map(|file| {
-        let mut object = Map::new();
-        insert_path(&mut object, "path", &file.path);
-        object.insert("bytes".into(), file.bytes.into());
-        object.insert("deleted".into(), file.deleted.into());
-        Value::Object(object)
-    });
     json!({
         "borrowed_bytes": lending.borrowed_bytes,
         "used_bytes": lending.used_bytes,
@@ -94,7 +92,7 @@ pub fn to_json(lending: &LendingStatus) -> Value {
         "owed_bytes": lending.owed_bytes,
         "waits_files": lending.waits_files,
         "waits_bytes": lending.waits_bytes,
-        "waits_for": waits_for.collect::<Vec<_>>(),
+        "waits_for": files_to_json(&lending.waits_for),
         "why": lending.why,
         "memory_bytes": lending.memory_bytes,
         "available_bytes": lending.available_bytes,
@@ -103,9 +101,71 @@ pub fn to_json(lending: &LendingStatus) -> Value {
     })
 }
 
+fn files_to_json(files: &[LendingFile]) -> Value {
+    let files = files.iter().map(|file| {
+        let mut object = Map::new();
+        insert_path(&mut object, "path", &file.path);
+        object.insert("bytes".into(), file.bytes.into());
+        object.insert("deleted".into(), file.deleted.into());
+        Value::Object(object)
+    });
+    files.collect()
+}
+
+/// A line for each node whose memory jobs wait for.
+pub fn render_nodes(nodes: &[NodeStatus]) -> String {
+    let lending = |node: &NodeStatus| {
+        let lending = node.lending.as_ref().filter(|its| its.owed_bytes > 0)?;
+        let owed = format_size(lending.owed_bytes);
+        let waits = waits_for(lending.waits_files, lending.waits_bytes, &lending.waits_for);
+        let server = node.server;
+        Some(format!(
+            "jobs on node {server} wait for {owed} of its memory{waits}\n"
+        ))
+    };
+    nodes.iter().filter_map(lending).collect()
+}
+
+/// The memory of a node as JSON.
+pub fn node_to_json(lending: &NodeLending) -> Value {
+    json!({
+        "owed_bytes": lending.owed_bytes,
+        "waits_files": lending.waits_files,
+        "waits_bytes": lending.waits_bytes,
+        "waits_for": files_to_json(&lending.waits_for),
+        "dropped_bytes_total": lending.dropped_bytes_total,
+        "moved_bytes_total": lending.moved_bytes_total,
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_node_whose_memory_jobs_wait_for_is_named() {
+        let mut node = NodeStatus {
+            server: 3,
+            ..NodeStatus::default()
+        };
+        let mut lending = NodeLending {
+            moved_bytes_total: 1 << 30,
+            ..NodeLending::default()
+        };
+        node.lending = Some(Box::new(lending.clone()));
+        assert_eq!(render_nodes(std::slice::from_ref(&node)), "");
+        (lending.owed_bytes, lending.waits_files, lending.waits_bytes) = (3 << 20, 1, 2 << 20);
+        lending.waits_for.push(LendingFile {
+            path: b"run/a".to_vec(),
+            bytes: 2 << 20,
+            deleted: false,
+        });
+        node.lending = Some(Box::new(lending));
+        assert_eq!(
+            render_nodes(&[node]),
+            "jobs on node 3 wait for 3.0 MiB of its memory: 2.0 MiB stay until programs close 1 file (run/a)\n"
+        );
+    }
 
     #[test]
     fn the_line_says_how_much_and_why() {

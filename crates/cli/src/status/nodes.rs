@@ -7,7 +7,7 @@ use forebay_types::{format_duration, format_size};
 use forebay_wire::control::NodeStatus;
 use serde_json::{Value, json};
 
-use super::ROWS_MAX;
+use super::{ROWS_MAX, lending};
 use crate::awaited::{awaited_json, awaited_line};
 use crate::control::files_and_bytes;
 use crate::show::json;
@@ -69,6 +69,7 @@ pub fn render(nodes: &[NodeStatus], mount: &Path, room: Option<usize>) -> String
         text.push_str(&format!("and {more} more (--json has all)\n"));
     }
     text.push_str(&emptied(nodes, mount));
+    text.push_str(&lending::render_nodes(nodes));
     text.push_str(&losses(nodes));
     text
 }
@@ -237,12 +238,13 @@ pub fn to_json(node: &NodeStatus, mount: &Path) -> Value {
         },
         "copies_under_way": node.copies_under_way,
         "emptying": emptying,
+        "lending": node.lending.as_deref().map(lending::node_to_json),
     })
 }
 
 #[cfg(test)]
 pub(super) mod tests {
-    use forebay_wire::control::{Awaited, AwaitedFile, EmptyingStatus};
+    use forebay_wire::control::{Awaited, AwaitedFile, EmptyingStatus, LendingFile, NodeLending};
 
     use super::*;
 
@@ -278,6 +280,10 @@ pub(super) mod tests {
                 }],
                 ..EmptyingStatus::default()
             }),
+            lending: Some(Box::new(NodeLending {
+                waits_for: vec![LendingFile::default()],
+                ..NodeLending::default()
+            })),
             ..NodeStatus::default()
         }
     }

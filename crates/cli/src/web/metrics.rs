@@ -547,10 +547,15 @@ fn nodes(text: &mut Text, nodes: &[NodeStatus]) {
     for (name, help, of) in families {
         let mut family = text.family(name, Kind::Gauge, help);
         for node in nodes {
-            let (server, rack) = (node.server.to_string(), node.rack.as_deref().unwrap_or(""));
-            family.sample(&[("server", &server), ("rack", rack)], of(node));
+            family.sample(&labels_of(node, &node.server.to_string()), of(node));
         }
     }
+    lending::add_nodes(text, nodes);
+}
+
+fn labels_of<'a>(node: &'a NodeStatus, server: &'a str) -> [(&'static str, &'a str); 2] {
+    let rack = node.rack.as_deref().unwrap_or("");
+    [("server", server), ("rack", rack)]
 }
 
 #[cfg(test)]

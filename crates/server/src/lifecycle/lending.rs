@@ -16,7 +16,7 @@ use forebay_namespace::{NsError, in_record};
 use forebay_policy::lending::{LendOrders, Lender, LendingError, Target, Why};
 use forebay_tiers::{MemoryNow, TierKind};
 use forebay_types::{Errno, TierId, format_size};
-use forebay_wire::control::{LENDING_ORDERS_MAX, LendingOrder, LendingStatus};
+use forebay_wire::control::{LENDING_ORDERS_MAX, LendingOrder, LendingStatus, NodeLending};
 use parking_lot::{Condvar, Mutex};
 
 use crate::base::failure::Failure;
@@ -155,7 +155,6 @@ pub fn nodes_with_memory(lifecycle: &Lifecycle) -> BTreeSet<u16> {
 /// The thread that has what a data server lends leave the memory of its node: the data server says
 /// how much that is. One for each, for it may hang with its node, and moves take their time.
 pub fn hand_over(lifecycle: &Lifecycle, server: u16) {
-    let mut waits_files = 0;
     while !lifecycle.base.is_ending() {
         let (begun, mut is_lent, mut is_owed, mut has_given) =
             (Instant::now(), false, false, false);
@@ -170,7 +169,7 @@ pub fn hand_over(lifecycle: &Lifecycle, server: u16) {
                 continue;
             }
             let given = lifecycle.files.give_back(id);
-            tell_of_return(server, &given, &mut waits_files);
+            lifecycle.note_return(server, &given);
             has_given |= given.is_any();
             is_owed |= lifecycle.files.owed_bytes(id) > 0;
         }
@@ -183,30 +182,59 @@ pub fn hand_over(lifecycle: &Lifecycle, server: u16) {
     }
 }
 
-fn tell_of_return(server: u16, given: &GivenBack, waits_files: &mut u64) {
-    if given.is_any() {
-        let (dropped, moved) = (given.dropped_bytes, given.moved_bytes);
-        tracing::info!(
-            "server {server}: jobs need memory: {} dropped, {} moved",
-            format_size(dropped),
-            format_size(moved)
-        );
-    }
-    let WaitsFor { files, largest, .. } = &given.waits;
-    if std::mem::replace(waits_files, *files) != *files
-        && let Some(first) = largest.first()
-    {
-        tracing::info!(
-            "server {server}: jobs need memory that {files} open files have, the largest {}",
-            first.path.escape_ascii()
-        );
-    }
-}
-
 impl Lifecycle {
     /// Whether the memory tier borrows.
     pub fn borrows(&self) -> bool {
         self.borrowed.is_some()
+    }
+
+    /// What a round has had leave the memory of a data server, for the log and for `status`.
+    fn note_return(&self, server: u16, given: &GivenBack) {
+        let (dropped, moved) = (given.dropped_bytes, given.moved_bytes);
+        if given.is_any() {
+            tracing::info!(
+                "server {server}: jobs need memory: {} dropped, {} moved",
+                format_size(dropped),
+                format_size(moved)
+            );
+        }
+        let mut lent = self.lent.lock();
+        let node = lent.entry(server).or_default();
+        node.dropped_bytes_total += dropped;
+        node.moved_bytes_total += moved;
+        let waits = &given.waits;
+        node.waits_bytes = waits.bytes;
+        node.waits_for.clone_from(&waits.largest);
+        if std::mem::replace(&mut node.waits_files, waits.files) != waits.files
+            && let Some(first) = waits.largest.first()
+        {
+            tracing::info!(
+                "server {server}: jobs need memory that {} open files have, the largest {}",
+                waits.files,
+                first.path.escape_ascii()
+            );
+        }
+    }
+
+    /// The memory of a data server; `None` where nothing of it is lent, nor was.
+    pub fn lending_of_node(&self, server: u16) -> Option<NodeLending> {
+        let tiers = self.buffer.tiers().of_server(server);
+        let memory = tiers.filter(|(id, slot)| {
+            slot.kind == TierKind::Dram && self.buffer.tiers().holder_of(*id).is_some()
+        });
+        let memory: Vec<TierId> = memory.map(|(id, _)| id).collect();
+        let is_lent = memory.iter().any(|id| self.files.lends(*id));
+        let known = self.lent.lock().get(&server).cloned();
+        if !is_lent && known.is_none() {
+            return None;
+        }
+        let mut node = known.unwrap_or_default();
+        node.owed_bytes = memory.iter().map(|id| self.files.owed_bytes(*id)).sum();
+        if node.owed_bytes == 0 {
+            (node.waits_files, node.waits_bytes) = (0, 0);
+            node.waits_for.clear();
+        }
+        Some(node)
     }
 
     fn give_back_once(&self, borrowed: &Borrowed) -> GivenBack {
@@ -420,8 +448,8 @@ impl Lifecycle {
             why: target.why.name().to_string(),
             memory_bytes: now.total_bytes,
             available_bytes: now.available_bytes,
-            dropped_bytes_total: load(&borrowed.dropped_bytes),
-            moved_bytes_total: load(&borrowed.moved_bytes),
+            dropped_bytes_total: Some(load(&borrowed.dropped_bytes)),
+            moved_bytes_total: Some(load(&borrowed.moved_bytes)),
         })
     }
 }

@@ -23,13 +23,13 @@ mod smallfile;
 pub(crate) mod statefolder;
 pub(crate) mod storenote;
 
-use std::collections::HashSet;
+use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use forebay_namespace::Namespace;
 use forebay_types::TierId;
-use forebay_wire::control::FsckReport;
+use forebay_wire::control::{FsckReport, NodeLending};
 use parking_lot::Mutex;
 
 use crate::base::Base;
@@ -71,6 +71,8 @@ pub struct Lifecycle {
     history: Mutex<Index>,
     /// Memory that is borrowed, where it is.
     borrowed: Option<Borrowed>,
+    /// What has left the memory of data servers, by server.
+    lent: Mutex<BTreeMap<u16, NodeLending>>,
 }
 
 impl Lifecycle {
@@ -94,6 +96,7 @@ impl Lifecycle {
             probes: Mutex::default(),
             history: Mutex::default(),
             borrowed,
+            lent: Mutex::default(),
             base: drain.base().clone(),
             catalog: drain.catalog().clone(),
             buffer: drain.buffer().clone(),

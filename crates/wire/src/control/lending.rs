@@ -32,9 +32,27 @@ pub struct LendingStatus {
     pub memory_bytes: u64,
     /// Of that available, bytes.
     pub available_bytes: u64,
-    /// Clean copies dropped to give memory back, since the start, bytes.
+    /// Clean copies dropped to give memory back, since the start, bytes; `None` of a data server:
+    /// the metadata server does that, and knows ([`NodeLending`]).
+    pub dropped_bytes_total: Option<u64>,
+    /// Files moved away for it, since the start, bytes; likewise.
+    pub moved_bytes_total: Option<u64>,
+}
+
+/// Memory of another node that jobs may want back, as the metadata server knows it.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NodeLending {
+    /// What is still to leave it, bytes.
+    pub owed_bytes: u64,
+    /// While something is: as in [`LendingStatus`].
+    pub waits_files: u64,
+    /// What these occupy, bytes.
+    pub waits_bytes: u64,
+    /// The largest of them, [`LENDING_FILES_MAX`] at most.
+    pub waits_for: Vec<LendingFile>,
+    /// Clean copies dropped to give it back, since the start of the metadata server, bytes.
     pub dropped_bytes_total: u64,
-    /// Files moved to flash for it, since the start, bytes.
+    /// Files moved to flash or to other nodes for it, likewise, bytes.
     pub moved_bytes_total: u64,
 }
 

@@ -4,6 +4,8 @@ use std::net::SocketAddr;
 
 use serde::{Deserialize, Serialize};
 
+use super::NodeLending;
+
 /// One server of a cluster in `status`, as the metadata server sees it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NodeStatus {
@@ -52,6 +54,8 @@ pub struct NodeStatus {
     pub copies_under_way: u64,
     /// It is being emptied, or is empty by order: no new file goes there.
     pub emptying: Option<EmptyingStatus>,
+    /// It lends memory, or has since the start of the metadata server.
+    pub lending: Option<Box<NodeLending>>,
 }
 
 /// What is still on a node that is to be empty.

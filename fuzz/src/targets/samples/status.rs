@@ -4,8 +4,8 @@ use super::failure;
 use forebay_wire::control::{
     AheadStatus, ApplicationStatus, Awaited, AwaitedFile, ClientStatus, ConflictEntry,
     ConnectionStatus, EmptyingStatus, LendingFile, LendingOrder, LendingStatus, LimitStatus,
-    NetworkStatus, NodeStatus, PlanStatus, RefusedStatus, RunExpected, RunsStatus, ScrubStatus,
-    StandbyStatus, StatusBits, TierStatus, VersionStatus,
+    NetworkStatus, NodeLending, NodeStatus, PlanStatus, RefusedStatus, RunExpected, RunsStatus,
+    ScrubStatus, StandbyStatus, StatusBits, TierStatus, VersionStatus,
 };
 
 pub(super) fn status() -> StatusBits {
@@ -148,6 +148,11 @@ fn node() -> NodeStatus {
                 why: Awaited::SecondChanges,
             }],
         }),
+        lending: Some(Box::new(NodeLending {
+            owed_bytes: 4,
+            waits_for: vec![LendingFile::default()],
+            ..NodeLending::default()
+        })),
         ..NodeStatus::default()
     }
 }

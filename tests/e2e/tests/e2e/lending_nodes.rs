@@ -115,8 +115,15 @@ fn promise_5_a_data_server_lends_memory_beside_programs_of_all_nodes() {
         }
         is_over.store(true, Ordering::Relaxed);
     });
-    let errors = fleet.status()["errors"].clone();
+    let status = fleet.status();
+    let errors = status["errors"].clone();
     assert_eq!(errors.as_array().map(Vec::len), Some(0), "{errors}");
+    // The metadata server knows what has moved, and the data server does not.
+    let nodes = status["nodes"].as_array().expect("nodes");
+    let of_2 = nodes.iter().find(|node| node["id"] == 2).expect("node 2");
+    let moved = of_2["lending"]["moved_bytes_total"].as_u64();
+    assert!(moved.is_some_and(|moved| moved > 0), "{of_2}");
+    assert!(lending(&fleet)["moved_bytes_total"].is_null());
 }
 
 #[test]
