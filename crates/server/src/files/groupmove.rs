@@ -25,12 +25,13 @@ use crate::base::failure::Failure;
 use crate::buffer::opens::Claim;
 use crate::buffer::tierset::{DRAM, Slot};
 use crate::files::Files;
-use crate::files::leaving::at_rest;
+use crate::files::leaving::{at_rest, bring_times};
 
 /// A file whose copy is made.
 struct Copied<'a> {
     file: &'a Arc<File>,
     generation: Generation,
+    source: Arc<dyn Object>,
     object: Arc<dyn Object>,
     /// What the copy occupies, bytes; known when its record is made.
     bytes: u64,
@@ -199,6 +200,7 @@ impl Files {
         Ok(Some(Copied {
             file,
             generation: residency.generation,
+            source,
             object,
             bytes: 0,
             _room: room,
@@ -296,6 +298,7 @@ impl Files {
             return Ok(None);
         }
         self.integrity.refuse_failed_flush(file)?;
+        bring_times(&*copy.source, &*copy.object)?;
         Ok(Some((claim, copy.object.stat()?)))
     }
 
@@ -325,8 +328,71 @@ impl Files {
 mod tests {
     use forebay_tiers::testing::{Effect, Operation, When};
 
+    use std::time::Duration;
+
+    use forebay_types::{SetAttr, SetTime, TimeSpec};
+
     use super::*;
-    use crate::testing::{FLASH, Lab, create};
+    use crate::rooms::Rooms;
+    use crate::testing::{FLASH, Lab, answer, create, drain, me};
+
+    fn move_as_group(rooms: &Rooms, file: &Arc<File>) {
+        let together = Together {
+            is_over: &|_| false,
+            is_used: &|_| false,
+        };
+        let mut group = Group::default();
+        group.add(
+            file.clone(),
+            FLASH,
+            rooms.buffer.ledger().used_bytes(file.object),
+        );
+        assert_eq!(rooms.files.move_together(group, &together).len(), 1);
+    }
+
+    /// What is set of a clean file is no change of its content, and the move goes on.
+    #[test]
+    fn times_that_are_set_while_a_clean_file_moves_are_in_its_new_object() {
+        let time = |sec| TimeSpec { sec, nsec: 7 };
+        let (at, later) = (time(1_000_000), time(2_000_000));
+        for is_grouped in [true, false] {
+            let (lab, flash) = Lab::with_memory();
+            let rooms = lab.rooms();
+            let handle = create(rooms, b"f", &[7; 16 << 10]);
+            rooms.files.release(handle).expect("close");
+            let file = rooms.base.ns().root().child(b"f").expect("file");
+            drain(rooms);
+            let set = |atime: Option<SetTime>, mtime: Option<SetTime>| {
+                let set = SetAttr {
+                    atime,
+                    mtime,
+                    ..SetAttr::default()
+                };
+                let set = rooms.files.setattr(file.ino, None, &set, me());
+                set.expect("set").mtime
+            };
+            let slow = Effect::Delay(Duration::from_millis(500));
+            let slow = flash.inject(Operation::Sync, When::Nth(1), slow);
+            std::thread::scope(|scope| {
+                let moves = scope.spawn(|| match is_grouped {
+                    true => move_as_group(rooms, &file),
+                    false => {
+                        let moved = rooms.files.move_to_node(&file, FLASH, &CopyControl::NONE);
+                        assert_eq!(answer(moved), Ok(true));
+                    }
+                });
+                while flash.fired(slow) == 0 {
+                    std::thread::yield_now();
+                }
+                assert_eq!(set(None, Some(SetTime::At(at))), at);
+                moves.join().expect("no panic");
+            });
+            assert_eq!(file.tier(), FLASH);
+            assert!(file.lock().residency.clean);
+            // Both times of the object are taken into the record.
+            assert_eq!(set(Some(SetTime::At(later)), None), at);
+        }
+    }
 
     /// Its flash is flushed file by file.
     #[test]
