@@ -328,9 +328,11 @@ impl Files {
 mod tests {
     use forebay_tiers::testing::{Effect, Operation, When};
 
+    use std::sync::atomic::Ordering;
     use std::time::Duration;
 
-    use forebay_types::{SetAttr, SetTime, TimeSpec};
+    use forebay_types::{OpenFlags, SetAttr, SetTime, TimeSpec};
+    use forebay_wire::WriteHow;
 
     use super::*;
     use crate::rooms::Rooms;
@@ -413,6 +415,30 @@ mod tests {
         assert_eq!(rooms.lifecycle.audit_books(), Vec::<String>::new());
         rooms.files.give_back(DRAM);
         assert!(files.iter().all(|file| file.tier() == FLASH));
+        assert_eq!(rooms.lifecycle.audit_books(), Vec::<String>::new());
+    }
+
+    /// The store takes no record for a while: what was left in memory goes later.
+    #[test]
+    fn what_is_left_in_memory_for_a_while_takes_no_descriptor_of_the_new_object_with_it() {
+        let (lab, _) = Lab::with_memory();
+        let rooms = lab.rooms();
+        let handle = create(rooms, b"f", &[7; 16 << 10]);
+        rooms.files.release(handle).expect("close");
+        let file = rooms.base.ns().root().child(b"f").expect("file");
+        lab.store.fails_syncs.store(true, Ordering::Release);
+        move_as_group(rooms, &file);
+        assert!(rooms.buffer.has_late_copy(&file, DRAM));
+        let flags = OpenFlags(libc::O_RDWR as u32);
+        let (opened, _) = rooms.files.open(file.ino, flags, None).expect("open");
+        let written = rooms.files.write(opened.handle, 0, b"x", WriteHow::WAITING);
+        assert_eq!(answer(written), Ok(Some(1)));
+        rooms.files.release(opened.handle).expect("close");
+        assert_eq!(rooms.buffer.unflushed().len(), 1, "it is not flushed");
+        lab.store.fails_syncs.store(false, Ordering::Release);
+        rooms.buffer.leave_copies_late();
+        assert!(!rooms.buffer.has_late_copy(&file, DRAM));
+        assert_eq!(rooms.buffer.unflushed().len(), 1, "nor is it now");
         assert_eq!(rooms.lifecycle.audit_books(), Vec::<String>::new());
     }
 }
