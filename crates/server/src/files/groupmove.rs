@@ -5,7 +5,7 @@
 //! 1. *Copy.* One file after the other; nothing is flushed yet.
 //! 2. *Flush.* Once for all copies, where the file system of the flash can; else one by one.
 //! 3. *Commit.* A record for each file that is still at rest, and one flush of the store for all.
-//!    Nobody opens these files until that flush has ended.
+//!    Nobody opens these files until that flush has ended and the ledger follows the record.
 //! 4. *Remove.* The old objects go.
 //!
 //! Where the flush of the store fails, nobody can say which records a start finds: the old objects
@@ -141,6 +141,7 @@ impl Files {
             false => self.is_store_flushed(),
         };
         let end = |(copy, claim): (Copied<'_>, Claim<'_>)| {
+            self.buffer.book(copy.file, copy.bytes);
             drop(claim);
             self.end_of_many(&copy, stable);
             (copy.file.clone(), copy.bytes)
@@ -309,10 +310,9 @@ impl Files {
             .is_ok()
     }
 
-    /// Step 4, and the ledger follows the record.
+    /// Step 4.
     fn end_of_many(&self, copy: &Copied<'_>, is_stable: bool) {
         let file = copy.file;
-        self.buffer.book(file, copy.bytes);
         match is_stable {
             true => self.buffer.remove_left_behind(file, DRAM),
             false => self.buffer.leave_copy_later(file, DRAM, copy.bytes),
@@ -329,7 +329,7 @@ mod tests {
     use forebay_tiers::testing::{Effect, Operation, When};
 
     use std::sync::atomic::Ordering;
-    use std::time::Duration;
+    use std::time::{Duration, Instant};
 
     use forebay_types::{OpenFlags, SetAttr, SetTime, TimeSpec};
     use forebay_wire::WriteHow;
@@ -440,5 +440,35 @@ mod tests {
         assert!(!rooms.buffer.has_late_copy(&file, DRAM));
         assert_eq!(rooms.buffer.unflushed().len(), 1, "nor is it now");
         assert_eq!(rooms.lifecycle.audit_books(), Vec::<String>::new());
+    }
+
+    /// What who opens it then writes is not taken off the books again.
+    #[test]
+    fn nobody_opens_a_file_that_has_moved_before_the_ledger_follows() {
+        let (lab, _) = Lab::with_memory();
+        let rooms = lab.rooms();
+        let handle = create(rooms, b"f", &[7; 16 << 10]);
+        rooms.files.release(handle).expect("close");
+        let file = rooms.base.ns().root().child(b"f").expect("file");
+        let gate = lab.store.gate.lock();
+        std::thread::scope(|scope| {
+            let moves = scope.spawn(|| move_as_group(rooms, &file));
+            while file.tier() == DRAM {
+                std::thread::yield_now();
+            }
+            // The ledger asks for it.
+            let state = file.lock();
+            drop(gate);
+            let entry = |object| rooms.buffer.ledger().entries().remove(object);
+            let end = Instant::now() + Duration::from_millis(300);
+            while Instant::now() < end {
+                let claim = rooms.buffer.opens().try_claim(file.ino);
+                let tier = entry(&file.object).map(|entry| entry.tier);
+                assert!(claim.is_none() || tier == Some(FLASH), "it may be opened");
+            }
+            drop(state);
+            moves.join().expect("no panic");
+        });
+        assert!(rooms.buffer.opens().try_claim(file.ino).is_some());
     }
 }

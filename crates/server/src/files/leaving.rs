@@ -64,7 +64,7 @@ impl Files {
             bring_times(&*source, copy)?;
             Ok(Some(claim))
         };
-        let moved = self.move_paced(&wanted, control, may_commit, |_, claim| drop(claim));
+        let moved = self.move_paced(&wanted, control, may_commit, |_, claim| claim);
         self.buffer.ledger().release_move(file.object);
         Ok(moved?.is_some())
     }

@@ -11,7 +11,8 @@
 //!    somebody has it who must not, or has heard of a flush that has failed, the move is refused,
 //!    and the copy goes.
 //! 3. *Settle.* Who has the file open goes on with the new object, before the old one goes.
-//! 4. *Charge.* The ledger follows the record.
+//! 4. *Charge.* The ledger follows the record. Who had the file to themselves lets it go after that:
+//!    what is written then is not taken off the books again.
 //! 5. *Remove.* The old object goes, then a second copy that is of no use any more.
 //!
 //! Where the store fails in step 2, nobody can say which of both tiers a start finds on record.
@@ -76,7 +77,7 @@ impl Files {
     ) -> Result<Option<u64>, Failure> {
         let settle = |object, held| {
             settle(object);
-            drop(held);
+            held
         };
         self.move_paced(wanted, &CopyControl::NONE, |_| Ok(may_commit()), settle)
     }
@@ -107,8 +108,9 @@ impl Files {
             return Ok(None);
         };
         let kept = settle(copied.object.clone(), held);
-        self.end_move(wanted, &copied, bytes);
+        self.buffer.book(wanted.file, bytes);
         drop(kept);
+        self.end_move(wanted, &copied);
         Ok(Some(bytes))
     }
 
@@ -180,10 +182,9 @@ impl Files {
         }
     }
 
-    /// Steps 4 and 5.
-    fn end_move(&self, wanted: &Move<'_>, copied: &Copied, bytes: u64) {
+    /// Step 5.
+    fn end_move(&self, wanted: &Move<'_>, copied: &Copied) {
         let &Move { file, to, .. } = wanted;
-        self.buffer.book(file, bytes);
         self.buffer.remove_left_behind(file, copied.from);
         if !copied.keeps_second {
             self.buffer.leave_shadow(file, copied.shadow, to);
