@@ -79,6 +79,8 @@ pub(super) struct Together<'a> {
     pub is_over: &'a (dyn Fn(&File) -> bool + Sync),
     /// The same, and waits for no claim: nobody opens the file any more.
     pub is_used: &'a (dyn Fn(&File) -> bool + Sync),
+    /// Hears of each file that could not be moved.
+    pub has_failed: &'a (dyn Fn(&File) + Sync),
 }
 
 impl Files {
@@ -108,6 +110,10 @@ impl Files {
         let moved = self.try_move_together(&group.files, to, together);
         moved.unwrap_or_else(|error| {
             tracing::warn!("small files stay in memory: {error}");
+            group
+                .files
+                .iter()
+                .for_each(|file| (together.has_failed)(file));
             Vec::new()
         })
     }
@@ -124,15 +130,15 @@ impl Files {
         let flush = slot.tier.flush_together()?;
         let copies = files.iter().filter_map(|file| {
             let copied = self.copy_of_many(file, to, together);
-            self.unless_failed(file, copied)
+            self.unless_failed(file, copied, together)
         });
         let copies: Vec<_> = copies.collect();
-        let copies = self.flush_copies(slot, to, flush, copies)?;
+        let copies = self.flush_copies((slot, to), flush, copies, together)?;
         failpoint::hit(failpoint::Point::MoveFlushed);
         let mut committed = Vec::new();
         for mut copy in copies {
             let claimed = self.commit_of_many(&mut copy, to, together);
-            if let Some(claim) = self.unless_failed(copy.file, claimed) {
+            if let Some(claim) = self.unless_failed(copy.file, claimed, together) {
                 committed.push((copy, claim));
             }
         }
@@ -150,10 +156,16 @@ impl Files {
     }
 
     /// A file that fails stays where it was, and the others move.
-    fn unless_failed<T>(&self, file: &File, done: Result<Option<T>, Failure>) -> Option<T> {
+    fn unless_failed<T>(
+        &self,
+        file: &File,
+        done: Result<Option<T>, Failure>,
+        together: &Together<'_>,
+    ) -> Option<T> {
         done.unwrap_or_else(|failure| {
             let path = file.path();
             tracing::warn!("{}: stays in memory: {failure}", path.escape_ascii());
+            (together.has_failed)(file);
             None
         })
     }
@@ -212,15 +224,15 @@ impl Files {
     /// Step 2. Answers with the copies that are on stable storage; the others are gone.
     fn flush_copies<'a>(
         &self,
-        slot: &Slot,
-        to: TierId,
-        together: Option<OwnedFd>,
+        (slot, to): (&Slot, TierId),
+        flush: Option<OwnedFd>,
         mut copies: Vec<Copied<'a>>,
+        together: &Together<'_>,
     ) -> io::Result<Vec<Copied<'a>>> {
         if copies.is_empty() {
             return Ok(copies);
         }
-        let flushed = together.map(|together| slot.tier.sync_together(&together));
+        let flushed = flush.map(|flush| slot.tier.sync_together(&flush));
         if let Some(Err(error)) = &flushed {
             // Perhaps of what somebody else has written: each file says so of itself.
             tracing::debug!("flash is flushed file by file: {error}");
@@ -230,7 +242,8 @@ impl Files {
         }
         copies.retain(|copy| {
             let flushed = copy.object.sync(false).map(Some).map_err(Failure::from);
-            let is_flushed = self.unless_failed(copy.file, flushed).is_some();
+            let flushed = self.unless_failed(copy.file, flushed, together);
+            let is_flushed = flushed.is_some();
             if !is_flushed {
                 self.buffer.leave_copy(copy.file, to);
             }
@@ -342,6 +355,7 @@ mod tests {
         let together = Together {
             is_over: &|_| false,
             is_used: &|_| false,
+            has_failed: &|_| (),
         };
         let mut group = Group::default();
         group.add(
