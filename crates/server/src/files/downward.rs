@@ -311,4 +311,21 @@ mod tests {
         }
         assert_eq!(rooms.lifecycle.audit_books(), Vec::<String>::new());
     }
+
+    #[test]
+    fn what_is_coolest_moves_also_where_that_is_chosen_after_the_start() {
+        let lab = Lab::with(|settings| settings.dram_bytes = Some(16 << 20));
+        let rooms = lab.rooms();
+        assert!(rooms.plan.has_flash_below(), "nobody would move it");
+        let mut leaving = Leaving::downward(&rooms.plan);
+        let file = closed(rooms, b"a", 2 * MIB);
+        rooms.buffer.ledger().set_capacity(DRAM, 2 << 20);
+        let policy = rooms.plan.choose_policy(None, Some("coolness"));
+        assert_eq!(policy, Ok(()));
+        leaving.tend(&rooms.plan);
+        rooms
+            .files
+            .move_down(rooms.plan.downward().take(Duration::ZERO));
+        assert_eq!(file.tier(), FLASH);
+    }
 }

@@ -167,11 +167,11 @@ impl Plan {
         OutThresholds::new(of(forced), of(normal)).ok()
     }
 
-    /// Whether what leaves the memory of this server can move to its flash.
+    /// Whether what leaves the memory of this server can move to its flash, should the placement
+    /// be, or become, one by which it does.
     pub fn has_flash_below(&self) -> bool {
         let mut own = self.buffer.tiers().of_server(self.settings.server);
-        self.engine.placement() == PlacementPolicy::Coolness
-            && self.buffer.tiers().kind(DRAM) == TierKind::Dram
+        self.buffer.tiers().kind(DRAM) == TierKind::Dram
             && own.any(|(_, slot)| slot.kind == TierKind::Ssd)
     }
 
