@@ -25,7 +25,8 @@ use crate::base::failure::Failure;
 use crate::buffer::opens::Claim;
 use crate::buffer::tierset::{DRAM, Slot};
 use crate::files::Files;
-use crate::files::leaving::{at_rest, bring_times};
+use crate::files::leaving::at_rest;
+use crate::files::mover::bring_times;
 
 /// A file whose copy is made.
 struct Copied<'a> {
@@ -351,6 +352,13 @@ mod tests {
     use crate::rooms::Rooms;
     use crate::testing::{FLASH, Lab, answer, create, drain, me};
 
+    #[derive(PartialEq)]
+    enum Way {
+        Together,
+        Alone,
+        Back,
+    }
+
     fn move_as_group(rooms: &Rooms, file: &Arc<File>) {
         let together = Together {
             is_over: &|_| false,
@@ -371,7 +379,7 @@ mod tests {
     fn times_that_are_set_while_a_clean_file_moves_are_in_its_new_object() {
         let time = |sec| TimeSpec { sec, nsec: 7 };
         let (at, later) = (time(1_000_000), time(2_000_000));
-        for is_grouped in [true, false] {
+        for way in [Way::Together, Way::Alone, Way::Back] {
             let (lab, flash) = Lab::with_memory();
             let rooms = lab.rooms();
             let handle = create(rooms, b"f", &[7; 16 << 10]);
@@ -388,13 +396,23 @@ mod tests {
                 set.expect("set").mtime
             };
             let slow = Effect::Delay(Duration::from_millis(500));
-            let slow = flash.inject(Operation::Sync, When::Nth(1), slow);
+            let at_its_end = match way {
+                Way::Back => Operation::Read,
+                _ => Operation::Sync,
+            };
+            if way == Way::Back {
+                move_as_group(rooms, &file);
+            }
+            let slow = flash.inject(at_its_end, When::From(1), slow);
             std::thread::scope(|scope| {
-                let moves = scope.spawn(|| match is_grouped {
-                    true => move_as_group(rooms, &file),
-                    false => {
+                let moves = scope.spawn(|| match way {
+                    Way::Together => move_as_group(rooms, &file),
+                    Way::Alone => {
                         let moved = rooms.files.move_to_node(&file, FLASH, &CopyControl::NONE);
                         assert_eq!(answer(moved), Ok(true));
+                    }
+                    Way::Back => {
+                        assert_eq!(answer(rooms.files.prefetch(&file, &|_| ())), Ok(true));
                     }
                 });
                 while flash.fired(slow) == 0 {
@@ -403,7 +421,7 @@ mod tests {
                 assert_eq!(set(None, Some(SetTime::At(at))), at);
                 moves.join().expect("no panic");
             });
-            assert_eq!(file.tier(), FLASH);
+            assert_eq!(file.tier() == DRAM, way == Way::Back);
             assert!(file.lock().residency.clean);
             // Both times of the object are taken into the record.
             assert_eq!(set(Some(SetTime::At(later)), None), at);

@@ -1,13 +1,12 @@
 //! Files that go to another node: as they are, undrained.
 
-use std::io;
 use std::sync::Arc;
 
 use forebay_namespace::{File, Residency};
 use forebay_policy::holders::{HolderId, HolderRule, Rack, Wanted};
 use forebay_policy::spill::{flash_with_room, largest_flash};
-use forebay_tiers::{CopyControl, Object, TierKind};
-use forebay_types::{SetTime, TierId};
+use forebay_tiers::{CopyControl, TierKind};
+use forebay_types::TierId;
 
 use crate::base::failure::Failure;
 use crate::buffer::ledger::Refused;
@@ -53,18 +52,12 @@ impl Files {
             generation: Some(residency.generation),
             is_exclusive: false,
         };
-        let may_commit = |copy: &dyn Object| {
-            let Some(claim) = self.buffer.opens().claim_within(file.ino, PATIENCE) else {
-                return Ok(None);
-            };
+        let may_commit = || {
+            let claim = self.buffer.opens().claim_within(file.ino, PATIENCE)?;
             let is_same = at_rest(file).is_some_and(|now| now.tier == from);
-            if !is_same || claim.is_open() {
-                return Ok(None);
-            }
-            bring_times(&*source, copy)?;
-            Ok(Some(claim))
+            (is_same && !claim.is_open()).then_some(claim)
         };
-        let moved = self.move_paced(&wanted, control, may_commit, |_, claim| claim);
+        let moved = self.move_paced(&wanted, control, |_| Ok(may_commit()), |_, claim| claim);
         self.buffer.ledger().release_move(file.object);
         Ok(moved?.is_some())
     }
@@ -137,15 +130,6 @@ impl Files {
     pub fn rack(&self, server: u16) -> Rack {
         self.rack_of(HolderId(server))
     }
-}
-
-/// Times that were set since the copy was begun: of a clean file that is no change of its content.
-pub(super) fn bring_times(source: &dyn Object, copy: &dyn Object) -> io::Result<()> {
-    let (now, copied) = (source.stat()?, copy.stat()?);
-    if (now.atime, now.mtime) == (copied.atime, copied.mtime) {
-        return Ok(());
-    }
-    copy.set_times(Some(SetTime::At(now.atime)), Some(SetTime::At(now.mtime)))
 }
 
 /// The residency of a file that has a name, and that nothing is under way of.

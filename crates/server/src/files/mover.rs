@@ -21,6 +21,7 @@
 //!
 //! [`Buffer::leave_copies_late`]: crate::buffer::Buffer::leave_copies_late
 
+use std::io;
 use std::sync::Arc;
 
 use forebay_kv::Durability as KvDurability;
@@ -144,7 +145,12 @@ impl Files {
     /// has it.
     fn commit_move(&self, wanted: &Move<'_>, copied: &Copied) -> Result<Option<u64>, Failure> {
         let &Move { file, to, .. } = wanted;
-        let stat = match copied.object.stat() {
+        let brought = match wanted.generation {
+            Some(_) => bring_times(wanted.source, &*copied.object),
+            // Nobody could set them.
+            None => Ok(()),
+        };
+        let stat = match brought.and_then(|()| copied.object.stat()) {
             Ok(stat) => stat,
             Err(error) => {
                 // Nothing is on record yet.
@@ -268,6 +274,15 @@ impl Files {
         let (atime, mtime) = (SetTime::At(before.atime), SetTime::At(before.mtime));
         Ok(destination.set_times(Some(atime), Some(mtime))?)
     }
+}
+
+/// Times that were set since the copy was begun: of a clean file that is no change of its content.
+pub(super) fn bring_times(source: &dyn Object, copy: &dyn Object) -> io::Result<()> {
+    let (now, copied) = (source.stat()?, copy.stat()?);
+    if (now.atime, now.mtime) == (copied.atime, copied.mtime) {
+        return Ok(());
+    }
+    copy.set_times(Some(SetTime::At(now.atime)), Some(SetTime::At(now.mtime)))
 }
 
 /// The copy is whole: it says so, on stable storage where its tier is such.
