@@ -227,7 +227,9 @@ mod tests {
         rooms.buffer.ledger().set_capacity(DRAM, 9 << 20);
         let on_their_way = chosen(rooms);
         assert_eq!(on_their_way.len(), 1, "a third is free");
-        let reader = opened(rooms, &files[0]);
+        // On a busy machine another one was open for longer.
+        let coolest = on_their_way[0].file.clone();
+        let reader = opened(rooms, &coolest);
         rooms.files.release(reader).expect("close");
         assert_eq!(rooms.files.move_down(on_their_way), 0);
         assert_eq!(tiers(&files), [DRAM; 3]);
@@ -237,7 +239,9 @@ mod tests {
         assert_eq!(rooms.files.move_down(on_their_way), 0);
         rooms.buffer.ledger().set_capacity(DRAM, 9 << 20);
         assert_eq!(rooms.files.move_down(chosen(rooms)), 2 * MIB as u64);
-        assert_eq!(tiers(&files), [DRAM, FLASH, DRAM], "others are cooler");
+        let moved = files.iter().filter(|file| file.tier() == FLASH).count();
+        assert_eq!(moved, 1);
+        assert_eq!(coolest.tier(), DRAM, "others are cooler");
     }
 
     #[test]
