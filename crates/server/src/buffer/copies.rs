@@ -64,7 +64,7 @@ impl Buffer {
     /// Removes the object that a move has left in another tier.
     pub fn remove_left_behind(&self, file: &File, tier: TierId) {
         tracing::trace!(file = %file.object, ?tier, "left behind");
-        self.unflushed.let_go(file.object);
+        self.unflushed.let_go_in(file.object, tier);
         let removed = self
             .tiers
             .get(tier)

@@ -168,6 +168,18 @@ impl DrainQueue {
         self.wake.notify_all();
     }
 
+    /// The same for who finds again and again that it is to leave: one whose last try has failed
+    /// keeps to its pause.
+    pub fn urge(&self, object: ObjectId) {
+        let is_ready = {
+            let inner = self.inner.lock();
+            inner.is_ready(&object, Instant::now())
+        };
+        if is_ready {
+            self.add_urgent(object);
+        }
+    }
+
     /// A file that somebody waits for has been put back: it is its turn again.
     pub fn urge_again(&self, object: ObjectId) {
         let mut inner = self.inner.lock();

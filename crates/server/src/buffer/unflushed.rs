@@ -175,6 +175,19 @@ impl Unflushed {
         drop(held);
     }
 
+    /// The same of what is in `tier`. The object in another tier may be what the file is, and not
+    /// be flushed.
+    pub fn let_go_in(&self, object: ObjectId, tier: TierId) {
+        let mut all = self.all.lock();
+        let is_there = all
+            .entries
+            .get(&object)
+            .is_some_and(|e| e.held.tier == tier);
+        let held = if is_there { all.take(object) } else { None };
+        drop(all);
+        drop(held);
+    }
+
     /// How many there are.
     #[cfg(test)]
     pub fn len(&self) -> usize {

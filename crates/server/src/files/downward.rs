@@ -50,12 +50,14 @@ impl Files {
         let together = Together {
             is_over: &is_over,
             is_used: &is_used,
+            has_failed: &|file| self.plan.downward().note_failed(file.object),
         };
         let move_group = |group| {
             let moved = self.move_together(group, &together);
             moved.iter().map(|(_, bytes)| bytes).sum::<u64>()
         };
         let (mut moved, mut group, mut stay) = (0, Group::default(), Vec::new());
+        let mut grouped = Vec::new();
         for chosen in chosen {
             let outflow = self.plan.outflow_of(DRAM, group.bytes());
             if outflow == Outflow::None || self.base.is_ending() {
@@ -69,6 +71,10 @@ impl Files {
             if file.tier() != DRAM || is_kernels || is_over(file) {
                 continue;
             }
+            if !self.plan.downward().may_move(file.object) {
+                stay.push(chosen);
+                continue;
+            }
             let bytes = self.buffer.ledger().used_bytes(file.object);
             match self.place_in_group(file, DRAM) {
                 Some((to, bytes)) if self.plan.takes(to, bytes + group.bytes()) => {
@@ -76,13 +82,15 @@ impl Files {
                         moved += move_group(std::mem::take(&mut group));
                     }
                     group.add(file.clone(), to, bytes);
+                    grouped.push(chosen);
                 }
                 _ if self.moves_down_alone(file, bytes, &is_over) => moved += bytes,
                 _ => stay.push(chosen),
             }
         }
         moved += move_group(group);
-        // What a group has left behind is chosen again.
+        grouped.retain(|chosen| chosen.file.tier() == DRAM);
+        stay.append(&mut grouped);
         for chosen in stay {
             match self.plan.outflow_of(DRAM, 0) {
                 Outflow::None => break,
@@ -110,6 +118,7 @@ impl Files {
             Err(failure) => {
                 let path = file.path();
                 tracing::warn!("{}: stays in memory: {failure}", path.escape_ascii());
+                self.plan.downward().note_failed(file.object);
                 false
             }
         }
@@ -130,7 +139,8 @@ mod tests {
 
     use forebay_namespace::File;
     use forebay_policy::demotion::PlacementPolicy;
-    use forebay_types::{Handle, OpenFlags};
+    use forebay_tiers::testing::{Effect, Operation, When};
+    use forebay_types::{Errno, Handle, OpenFlags};
 
     use crate::buffer::tierset::DRAM;
     use crate::plan::eviction::{Chosen, Leaving};
@@ -217,7 +227,9 @@ mod tests {
         rooms.buffer.ledger().set_capacity(DRAM, 9 << 20);
         let on_their_way = chosen(rooms);
         assert_eq!(on_their_way.len(), 1, "a third is free");
-        let reader = opened(rooms, &files[0]);
+        // On a busy machine another one was open for longer.
+        let coolest = on_their_way[0].file.clone();
+        let reader = opened(rooms, &coolest);
         rooms.files.release(reader).expect("close");
         assert_eq!(rooms.files.move_down(on_their_way), 0);
         assert_eq!(tiers(&files), [DRAM; 3]);
@@ -227,7 +239,9 @@ mod tests {
         assert_eq!(rooms.files.move_down(on_their_way), 0);
         rooms.buffer.ledger().set_capacity(DRAM, 9 << 20);
         assert_eq!(rooms.files.move_down(chosen(rooms)), 2 * MIB as u64);
-        assert_eq!(tiers(&files), [DRAM, FLASH, DRAM], "others are cooler");
+        let moved = files.iter().filter(|file| file.tier() == FLASH).count();
+        assert_eq!(moved, 1);
+        assert_eq!(coolest.tier(), DRAM, "others are cooler");
     }
 
     #[test]
@@ -261,5 +275,61 @@ mod tests {
         assert!(clean.lock().is_evicted());
         assert_eq!(undrained.tier(), DRAM);
         assert!(rooms.buffer.queue().demand().is_urgent, "it is drained");
+    }
+
+    /// Flash that takes nothing any more: neither is memory full for that, nor is each of the files
+    /// tried, and named in the log, with every look.
+    #[test]
+    fn what_cannot_move_leaves_as_without_flash_and_is_not_tried_again_at_once() {
+        let (lab, flash) = Lab::with_memory();
+        let rooms = lab.rooms();
+        let chosen_policy = rooms.plan.choose_policy(None, Some("coolness"));
+        assert_eq!(chosen_policy, Ok(()));
+        for is_dirty in [false, true] {
+            rooms.buffer.ledger().set_capacity(DRAM, 16 << 20);
+            let names: [&[u8]; 3] = if is_dirty {
+                [b"a", b"b", b"c"]
+            } else {
+                [b"d", b"e", b"f"]
+            };
+            let sizes = [64 << 10, 64 << 10, 2 * MIB];
+            let files: Vec<_> = std::iter::zip(names, sizes)
+                .map(|(name, bytes)| closed(rooms, name, bytes))
+                .collect();
+            while !is_dirty && !rooms.buffer.queue().waiting().is_empty() {
+                drain(rooms);
+            }
+            rooms.buffer.ledger().set_capacity(DRAM, 4 << 10);
+            let fails = Effect::Fail(Errno::EIO);
+            let fault = flash.inject(Operation::SetIdentity, When::Every, fails);
+            assert_eq!(rooms.files.move_down(chosen(rooms)), 0);
+            assert_eq!(flash.fired(fault), 3);
+            assert_eq!(tiers(&files), [DRAM; 3]);
+            match is_dirty {
+                false => assert!(files.iter().all(|file| file.lock().is_evicted())),
+                true => assert_eq!(rooms.buffer.queue().hand_out_urgent(9).len(), 3),
+            }
+            assert_eq!(rooms.files.move_down(chosen(rooms)), 0);
+            assert_eq!(flash.fired(fault), 3, "it is tried again");
+            flash.heal(fault);
+        }
+        assert_eq!(rooms.lifecycle.audit_books(), Vec::<String>::new());
+    }
+
+    #[test]
+    fn what_is_coolest_moves_also_where_that_is_chosen_after_the_start() {
+        let lab = Lab::with(|settings| settings.dram_bytes = Some(16 << 20));
+        let rooms = lab.rooms();
+        assert!(rooms.plan.has_flash_below(), "nobody would move it");
+        let mut leaving = Leaving::downward(&rooms.plan);
+        let file = closed(rooms, b"a", 2 * MIB);
+        rooms.buffer.ledger().set_capacity(DRAM, 2 << 20);
+        let policy = rooms.plan.choose_policy(None, Some("coolness"));
+        assert_eq!(policy, Ok(()));
+        leaving.tend(&rooms.plan);
+        rooms
+            .files
+            .move_down(rooms.plan.downward().take(Duration::ZERO));
+        assert_eq!(file.tier(), FLASH);
     }
 }

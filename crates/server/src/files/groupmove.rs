@@ -5,7 +5,7 @@
 //! 1. *Copy.* One file after the other; nothing is flushed yet.
 //! 2. *Flush.* Once for all copies, where the file system of the flash can; else one by one.
 //! 3. *Commit.* A record for each file that is still at rest, and one flush of the store for all.
-//!    Nobody opens these files until that flush has ended.
+//!    Nobody opens these files until that flush has ended and the ledger follows the record.
 //! 4. *Remove.* The old objects go.
 //!
 //! Where the flush of the store fails, nobody can say which records a start finds: the old objects
@@ -26,11 +26,13 @@ use crate::buffer::opens::Claim;
 use crate::buffer::tierset::{DRAM, Slot};
 use crate::files::Files;
 use crate::files::leaving::at_rest;
+use crate::files::mover::bring_times;
 
 /// A file whose copy is made.
 struct Copied<'a> {
     file: &'a Arc<File>,
     generation: Generation,
+    source: Arc<dyn Object>,
     object: Arc<dyn Object>,
     /// What the copy occupies, bytes; known when its record is made.
     bytes: u64,
@@ -78,6 +80,8 @@ pub(super) struct Together<'a> {
     pub is_over: &'a (dyn Fn(&File) -> bool + Sync),
     /// The same, and waits for no claim: nobody opens the file any more.
     pub is_used: &'a (dyn Fn(&File) -> bool + Sync),
+    /// Hears of each file that could not be moved.
+    pub has_failed: &'a (dyn Fn(&File) + Sync),
 }
 
 impl Files {
@@ -107,6 +111,10 @@ impl Files {
         let moved = self.try_move_together(&group.files, to, together);
         moved.unwrap_or_else(|error| {
             tracing::warn!("small files stay in memory: {error}");
+            group
+                .files
+                .iter()
+                .for_each(|file| (together.has_failed)(file));
             Vec::new()
         })
     }
@@ -123,15 +131,15 @@ impl Files {
         let flush = slot.tier.flush_together()?;
         let copies = files.iter().filter_map(|file| {
             let copied = self.copy_of_many(file, to, together);
-            self.unless_failed(file, copied)
+            self.unless_failed(file, copied, together)
         });
         let copies: Vec<_> = copies.collect();
-        let copies = self.flush_copies(slot, to, flush, copies)?;
+        let copies = self.flush_copies((slot, to), flush, copies, together)?;
         failpoint::hit(failpoint::Point::MoveFlushed);
         let mut committed = Vec::new();
         for mut copy in copies {
             let claimed = self.commit_of_many(&mut copy, to, together);
-            if let Some(claim) = self.unless_failed(copy.file, claimed) {
+            if let Some(claim) = self.unless_failed(copy.file, claimed, together) {
                 committed.push((copy, claim));
             }
         }
@@ -140,6 +148,7 @@ impl Files {
             false => self.is_store_flushed(),
         };
         let end = |(copy, claim): (Copied<'_>, Claim<'_>)| {
+            self.buffer.book(copy.file, copy.bytes);
             drop(claim);
             self.end_of_many(&copy, stable);
             (copy.file.clone(), copy.bytes)
@@ -148,10 +157,16 @@ impl Files {
     }
 
     /// A file that fails stays where it was, and the others move.
-    fn unless_failed<T>(&self, file: &File, done: Result<Option<T>, Failure>) -> Option<T> {
+    fn unless_failed<T>(
+        &self,
+        file: &File,
+        done: Result<Option<T>, Failure>,
+        together: &Together<'_>,
+    ) -> Option<T> {
         done.unwrap_or_else(|failure| {
             let path = file.path();
             tracing::warn!("{}: stays in memory: {failure}", path.escape_ascii());
+            (together.has_failed)(file);
             None
         })
     }
@@ -199,6 +214,7 @@ impl Files {
         Ok(Some(Copied {
             file,
             generation: residency.generation,
+            source,
             object,
             bytes: 0,
             _room: room,
@@ -209,15 +225,15 @@ impl Files {
     /// Step 2. Answers with the copies that are on stable storage; the others are gone.
     fn flush_copies<'a>(
         &self,
-        slot: &Slot,
-        to: TierId,
-        together: Option<OwnedFd>,
+        (slot, to): (&Slot, TierId),
+        flush: Option<OwnedFd>,
         mut copies: Vec<Copied<'a>>,
+        together: &Together<'_>,
     ) -> io::Result<Vec<Copied<'a>>> {
         if copies.is_empty() {
             return Ok(copies);
         }
-        let flushed = together.map(|together| slot.tier.sync_together(&together));
+        let flushed = flush.map(|flush| slot.tier.sync_together(&flush));
         if let Some(Err(error)) = &flushed {
             // Perhaps of what somebody else has written: each file says so of itself.
             tracing::debug!("flash is flushed file by file: {error}");
@@ -227,7 +243,8 @@ impl Files {
         }
         copies.retain(|copy| {
             let flushed = copy.object.sync(false).map(Some).map_err(Failure::from);
-            let is_flushed = self.unless_failed(copy.file, flushed).is_some();
+            let flushed = self.unless_failed(copy.file, flushed, together);
+            let is_flushed = flushed.is_some();
             if !is_flushed {
                 self.buffer.leave_copy(copy.file, to);
             }
@@ -296,6 +313,7 @@ impl Files {
             return Ok(None);
         }
         self.integrity.refuse_failed_flush(file)?;
+        bring_times(&*copy.source, &*copy.object)?;
         Ok(Some((claim, copy.object.stat()?)))
     }
 
@@ -306,10 +324,9 @@ impl Files {
             .is_ok()
     }
 
-    /// Step 4, and the ledger follows the record.
+    /// Step 4.
     fn end_of_many(&self, copy: &Copied<'_>, is_stable: bool) {
         let file = copy.file;
-        self.buffer.book(file, copy.bytes);
         match is_stable {
             true => self.buffer.remove_left_behind(file, DRAM),
             false => self.buffer.leave_copy_later(file, DRAM, copy.bytes),
@@ -325,8 +342,91 @@ impl Files {
 mod tests {
     use forebay_tiers::testing::{Effect, Operation, When};
 
+    use std::sync::atomic::Ordering;
+    use std::time::{Duration, Instant};
+
+    use forebay_types::{OpenFlags, SetAttr, SetTime, TimeSpec};
+    use forebay_wire::WriteHow;
+
     use super::*;
-    use crate::testing::{FLASH, Lab, create};
+    use crate::rooms::Rooms;
+    use crate::testing::{FLASH, Lab, answer, create, drain, me};
+
+    #[derive(PartialEq)]
+    enum Way {
+        Together,
+        Alone,
+        Back,
+    }
+
+    fn move_as_group(rooms: &Rooms, file: &Arc<File>) {
+        let together = Together {
+            is_over: &|_| false,
+            is_used: &|_| false,
+            has_failed: &|_| (),
+        };
+        let mut group = Group::default();
+        group.add(
+            file.clone(),
+            FLASH,
+            rooms.buffer.ledger().used_bytes(file.object),
+        );
+        assert_eq!(rooms.files.move_together(group, &together).len(), 1);
+    }
+
+    /// What is set of a clean file is no change of its content, and the move goes on.
+    #[test]
+    fn times_that_are_set_while_a_clean_file_moves_are_in_its_new_object() {
+        let time = |sec| TimeSpec { sec, nsec: 7 };
+        let (at, later) = (time(1_000_000), time(2_000_000));
+        for way in [Way::Together, Way::Alone, Way::Back] {
+            let (lab, flash) = Lab::with_memory();
+            let rooms = lab.rooms();
+            let handle = create(rooms, b"f", &[7; 16 << 10]);
+            rooms.files.release(handle).expect("close");
+            let file = rooms.base.ns().root().child(b"f").expect("file");
+            drain(rooms);
+            let set = |atime: Option<SetTime>, mtime: Option<SetTime>| {
+                let set = SetAttr {
+                    atime,
+                    mtime,
+                    ..SetAttr::default()
+                };
+                let set = rooms.files.setattr(file.ino, None, &set, me());
+                set.expect("set").mtime
+            };
+            let slow = Effect::Delay(Duration::from_millis(500));
+            let at_its_end = match way {
+                Way::Back => Operation::Read,
+                _ => Operation::Sync,
+            };
+            if way == Way::Back {
+                move_as_group(rooms, &file);
+            }
+            let slow = flash.inject(at_its_end, When::From(1), slow);
+            std::thread::scope(|scope| {
+                let moves = scope.spawn(|| match way {
+                    Way::Together => move_as_group(rooms, &file),
+                    Way::Alone => {
+                        let moved = rooms.files.move_to_node(&file, FLASH, &CopyControl::NONE);
+                        assert_eq!(answer(moved), Ok(true));
+                    }
+                    Way::Back => {
+                        assert_eq!(answer(rooms.files.prefetch(&file, &|_| ())), Ok(true));
+                    }
+                });
+                while flash.fired(slow) == 0 {
+                    std::thread::yield_now();
+                }
+                assert_eq!(set(None, Some(SetTime::At(at))), at);
+                moves.join().expect("no panic");
+            });
+            assert_eq!(file.tier() == DRAM, way == Way::Back);
+            assert!(file.lock().residency.clean);
+            // Both times of the object are taken into the record.
+            assert_eq!(set(Some(SetTime::At(later)), None), at);
+        }
+    }
 
     /// Its flash is flushed file by file.
     #[test]
@@ -348,5 +448,59 @@ mod tests {
         rooms.files.give_back(DRAM);
         assert!(files.iter().all(|file| file.tier() == FLASH));
         assert_eq!(rooms.lifecycle.audit_books(), Vec::<String>::new());
+    }
+
+    /// The store takes no record for a while: what was left in memory goes later.
+    #[test]
+    fn what_is_left_in_memory_for_a_while_takes_no_descriptor_of_the_new_object_with_it() {
+        let (lab, _) = Lab::with_memory();
+        let rooms = lab.rooms();
+        let handle = create(rooms, b"f", &[7; 16 << 10]);
+        rooms.files.release(handle).expect("close");
+        let file = rooms.base.ns().root().child(b"f").expect("file");
+        lab.store.fails_syncs.store(true, Ordering::Release);
+        move_as_group(rooms, &file);
+        assert!(rooms.buffer.has_late_copy(&file, DRAM));
+        let flags = OpenFlags(libc::O_RDWR as u32);
+        let (opened, _) = rooms.files.open(file.ino, flags, None).expect("open");
+        let written = rooms.files.write(opened.handle, 0, b"x", WriteHow::WAITING);
+        assert_eq!(answer(written), Ok(Some(1)));
+        rooms.files.release(opened.handle).expect("close");
+        assert_eq!(rooms.buffer.unflushed().len(), 1, "it is not flushed");
+        lab.store.fails_syncs.store(false, Ordering::Release);
+        rooms.buffer.leave_copies_late();
+        assert!(!rooms.buffer.has_late_copy(&file, DRAM));
+        assert_eq!(rooms.buffer.unflushed().len(), 1, "nor is it now");
+        assert_eq!(rooms.lifecycle.audit_books(), Vec::<String>::new());
+    }
+
+    /// What who opens it then writes is not taken off the books again.
+    #[test]
+    fn nobody_opens_a_file_that_has_moved_before_the_ledger_follows() {
+        let (lab, _) = Lab::with_memory();
+        let rooms = lab.rooms();
+        let handle = create(rooms, b"f", &[7; 16 << 10]);
+        rooms.files.release(handle).expect("close");
+        let file = rooms.base.ns().root().child(b"f").expect("file");
+        let gate = lab.store.gate.lock();
+        std::thread::scope(|scope| {
+            let moves = scope.spawn(|| move_as_group(rooms, &file));
+            while file.tier() == DRAM {
+                std::thread::yield_now();
+            }
+            // The ledger asks for it.
+            let state = file.lock();
+            drop(gate);
+            let entry = |object| rooms.buffer.ledger().entries().remove(object);
+            let end = Instant::now() + Duration::from_millis(300);
+            while Instant::now() < end {
+                let claim = rooms.buffer.opens().try_claim(file.ino);
+                let tier = entry(&file.object).map(|entry| entry.tier);
+                assert!(claim.is_none() || tier == Some(FLASH), "it may be opened");
+            }
+            drop(state);
+            moves.join().expect("no panic");
+        });
+        assert!(rooms.buffer.opens().try_claim(file.ino).is_some());
     }
 }

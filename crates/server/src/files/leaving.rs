@@ -57,8 +57,7 @@ impl Files {
             let is_same = at_rest(file).is_some_and(|now| now.tier == from);
             (is_same && !claim.is_open()).then_some(claim)
         };
-        let settle = |_, claim| drop(claim);
-        let moved = self.move_paced(&wanted, control, |_| Ok(may_commit()), settle);
+        let moved = self.move_paced(&wanted, control, |_| Ok(may_commit()), |_, claim| claim);
         self.buffer.ledger().release_move(file.object);
         Ok(moved?.is_some())
     }

@@ -246,6 +246,7 @@ impl Files {
             is_over: &is_over,
             // Jobs wait for the memory.
             is_used: &|_| false,
+            has_failed: &|_| (),
         };
         let move_group = |group: Group| {
             let moved = self.move_together(group, &together);
@@ -385,7 +386,7 @@ impl Files {
         let here = with_room.or_else(evict);
         let Some(to) = here.or_else(|| self.place_elsewhere(file, from, bytes)) else {
             if file.lock().is_dirty() {
-                self.buffer.queue().add_urgent(file.object);
+                self.buffer.queue().urge(file.object);
             }
             return Ok(None);
         };

@@ -11,7 +11,8 @@
 //!    somebody has it who must not, or has heard of a flush that has failed, the move is refused,
 //!    and the copy goes.
 //! 3. *Settle.* Who has the file open goes on with the new object, before the old one goes.
-//! 4. *Charge.* The ledger follows the record.
+//! 4. *Charge.* The ledger follows the record. Who had the file to themselves lets it go after that:
+//!    what is written then is not taken off the books again.
 //! 5. *Remove.* The old object goes, then a second copy that is of no use any more.
 //!
 //! Where the store fails in step 2, nobody can say which of both tiers a start finds on record.
@@ -20,6 +21,7 @@
 //!
 //! [`Buffer::leave_copies_late`]: crate::buffer::Buffer::leave_copies_late
 
+use std::io;
 use std::sync::Arc;
 
 use forebay_kv::Durability as KvDurability;
@@ -76,7 +78,7 @@ impl Files {
     ) -> Result<Option<u64>, Failure> {
         let settle = |object, held| {
             settle(object);
-            drop(held);
+            held
         };
         self.move_paced(wanted, &CopyControl::NONE, |_| Ok(may_commit()), settle)
     }
@@ -107,8 +109,9 @@ impl Files {
             return Ok(None);
         };
         let kept = settle(copied.object.clone(), held);
-        self.end_move(wanted, &copied, bytes);
+        self.buffer.book(wanted.file, bytes);
         drop(kept);
+        self.end_move(wanted, &copied);
         Ok(Some(bytes))
     }
 
@@ -142,7 +145,12 @@ impl Files {
     /// has it.
     fn commit_move(&self, wanted: &Move<'_>, copied: &Copied) -> Result<Option<u64>, Failure> {
         let &Move { file, to, .. } = wanted;
-        let stat = match copied.object.stat() {
+        let brought = match wanted.generation {
+            Some(_) => bring_times(wanted.source, &*copied.object),
+            // Nobody could set them.
+            None => Ok(()),
+        };
+        let stat = match brought.and_then(|()| copied.object.stat()) {
             Ok(stat) => stat,
             Err(error) => {
                 // Nothing is on record yet.
@@ -180,10 +188,9 @@ impl Files {
         }
     }
 
-    /// Steps 4 and 5.
-    fn end_move(&self, wanted: &Move<'_>, copied: &Copied, bytes: u64) {
+    /// Step 5.
+    fn end_move(&self, wanted: &Move<'_>, copied: &Copied) {
         let &Move { file, to, .. } = wanted;
-        self.buffer.book(file, bytes);
         self.buffer.remove_left_behind(file, copied.from);
         if !copied.keeps_second {
             self.buffer.leave_shadow(file, copied.shadow, to);
@@ -267,6 +274,15 @@ impl Files {
         let (atime, mtime) = (SetTime::At(before.atime), SetTime::At(before.mtime));
         Ok(destination.set_times(Some(atime), Some(mtime))?)
     }
+}
+
+/// Times that were set since the copy was begun: of a clean file that is no change of its content.
+pub(super) fn bring_times(source: &dyn Object, copy: &dyn Object) -> io::Result<()> {
+    let (now, copied) = (source.stat()?, copy.stat()?);
+    if (now.atime, now.mtime) == (copied.atime, copied.mtime) {
+        return Ok(());
+    }
+    copy.set_times(Some(SetTime::At(now.atime)), Some(SetTime::At(now.mtime)))
 }
 
 /// The copy is whole: it says so, on stable storage where its tier is such.

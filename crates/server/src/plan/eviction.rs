@@ -22,7 +22,11 @@ use crate::plan::Plan;
 /// A look at all files may take this part of the time: one in so many.
 const SHARE_OF_TIME: u32 = 100;
 
+/// A move that has failed is not tried again for so long.
+const TRY_AGAIN_AFTER: Duration = Duration::from_secs(60);
+
 /// A file that is to leave its tier.
+#[derive(Clone)]
 pub struct Chosen {
     pub file: Arc<File>,
     /// When it was accessed last, by the time of the choice.
@@ -31,25 +35,46 @@ pub struct Chosen {
 
 /// Files that were chosen to move from memory to flash: the last choice, until somebody takes it.
 #[derive(Default)]
-pub struct Downward(Mutex<Vec<Chosen>>, Condvar);
+pub struct Downward {
+    chosen: Mutex<Vec<Chosen>>,
+    wake: Condvar,
+    /// Files that could not be moved, and until when that is not tried again.
+    failed: Mutex<HashMap<ObjectId, Instant>>,
+}
 
 impl Downward {
     /// In place of an earlier choice: by now others are the coolest.
     fn offer(&self, chosen: Vec<Chosen>) {
         let is_any = !chosen.is_empty();
-        *self.0.lock() = chosen;
+        *self.chosen.lock() = chosen;
         if is_any {
-            self.1.notify_one();
+            self.wake.notify_one();
         }
     }
 
     /// The choice, coolest first; empty where there was none for so long.
     pub fn take(&self, patience: Duration) -> Vec<Chosen> {
-        let mut chosen = self.0.lock();
+        let mut chosen = self.chosen.lock();
         if chosen.is_empty() {
-            self.1.wait_for(&mut chosen, patience);
+            self.wake.wait_for(&mut chosen, patience);
         }
         std::mem::take(&mut chosen)
+    }
+
+    /// A file could not be moved: for a while it leaves as it would without flash.
+    pub fn note_failed(&self, object: ObjectId) {
+        let now = Instant::now();
+        let mut failed = self.failed.lock();
+        failed.retain(|_, until| now < *until);
+        failed.insert(object, now + TRY_AGAIN_AFTER);
+    }
+
+    /// Whether a move of a file may be tried.
+    pub fn may_move(&self, object: ObjectId) -> bool {
+        let failed = self.failed.lock();
+        failed
+            .get(&object)
+            .is_none_or(|until| *until <= Instant::now())
     }
 }
 
@@ -142,7 +167,8 @@ impl Plan {
         OutThresholds::new(of(forced), of(normal)).ok()
     }
 
-    /// Whether what leaves the memory of this server can move to its flash.
+    /// Whether what leaves the memory of this server can move to its flash, should the placement
+    /// be, or become, one by which it does.
     pub fn has_flash_below(&self) -> bool {
         let own = |kind| {
             let mut slots = self.buffer.tiers().of_server(self.settings.server);
@@ -243,7 +269,7 @@ impl Plan {
         match (clean, outflow) {
             // One that is open stays until its last close.
             (true, _) => return self.buffer.evict(file).is_some(),
-            (false, Outflow::Forced) if !demoting => self.buffer.queue().add_urgent(file.object),
+            (false, Outflow::Forced) if !demoting => self.buffer.queue().urge(file.object),
             // In the order of coolness, at the rate that is in force.
             (false, _) => self.buffer.queue().nudge(),
         }
@@ -278,6 +304,7 @@ mod tests {
     use forebay_types::OpenFlags;
 
     use super::*;
+    use crate::buffer::queue::Finished;
     use crate::rooms::Rooms;
     use crate::testing::{Lab, create, drain};
 
@@ -390,5 +417,21 @@ mod tests {
         look(rooms);
         assert!(small.iter().all(|file| is_here(rooms, file)));
         assert!(!is_here(rooms, &large));
+    }
+
+    #[test]
+    fn what_the_pfs_does_not_take_keeps_to_its_pauses() {
+        let lab = lab();
+        let rooms = lab.rooms();
+        let file = closed(rooms, b"a", 2 * MIB);
+        rooms.buffer.ledger().set_capacity(DRAM, 2 << 20);
+        look(rooms);
+        let queue = rooms.buffer.queue();
+        assert!(queue.demand().is_urgent);
+        queue.take_urgent(&queue.hand_out_urgent(1));
+        queue.finished(&[Finished::failed(file.object)]);
+        look(rooms);
+        assert!(!queue.demand().is_urgent, "it is tried again and again");
+        assert_eq!(queue.failing().0, 1);
     }
 }
