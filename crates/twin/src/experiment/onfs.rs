@@ -7,7 +7,17 @@ use crate::row::Row;
 use crate::sim::{MemoryOutcome, Run};
 
 /// What stands before the PFS.
-const BUFFERS: [&str; 5] = ["pfs", "flash", "fixed-small", "fixed-large", "borrowed"];
+const BUFFERS: [&str; 6] = [
+    "pfs",
+    "flash",
+    "fixed-small",
+    "fixed-large",
+    "borrowed",
+    COOLNESS,
+];
+
+/// Borrowed memory from which what is coolest moves to flash before jobs want it.
+const COOLNESS: &str = "borrowed-coolness";
 
 /// What the largest job and the reserve leave of a node's memory.
 const SMALL: &str = "6GiB";
@@ -97,6 +107,7 @@ fn variant(buffer: &str) -> (String, Vec<(&'static str, String)>) {
             ONFS.into(),
             set(&[("lending.max", LARGE), ("lending.min", LARGE)]),
         ),
+        COOLNESS => (ONFS.into(), set(&[("placement", "coolness")])),
         _ => (ONFS.into(), Vec::new()),
     }
 }
