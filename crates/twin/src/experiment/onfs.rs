@@ -1,5 +1,6 @@
 //! Borrowed memory (ONFS 2017): the same applications on the PFS alone, with flash, with memory of
-//! a fixed size, and with memory that is borrowed from jobs which come and go.
+//! a fixed size, and with memory that is borrowed from jobs which come and go; from that clean copies
+//! are dropped when jobs come, or what is coolest moves to flash before.
 
 use super::{ExperimentError, ONFS, Report, Runner, SEEDS, with_memory};
 use crate::figure::Figure;
@@ -73,6 +74,9 @@ pub(super) fn run(runner: &mut Runner<'_>) -> Result<Report, ExperimentError> {
             format!("sums and means over {SEEDS} seeds"),
             format!(
                 "fixed-small: {SMALL} of each node, which no job needs; fixed-large: {LARGE}, as much as is borrowed at most"
+            ),
+            format!(
+                "{COOLNESS}: placement coolness; where memory runs full its coolest files move to flash"
             ),
         ],
     })
