@@ -155,10 +155,11 @@ impl Sim<'_> {
         let Some(node) = self.moves_from(copy) else {
             return;
         };
+        // Who needs the space of a clean copy may end its move by then.
+        self.advance(node);
         let Some((id, _)) = self.nodes[node].moving.take() else {
             return;
         };
-        self.advance(node);
         let (part, to) = (self.parts[id], self.parts[copy].node as usize);
         let bytes = part.resident();
         self.fleet.is_moving = true;
@@ -198,6 +199,11 @@ impl Sim<'_> {
         }
         self.fleet.lost_copies.settled(u64::from(old));
         let part = self.parts[new];
+        let a = &self.apps[part.app as usize];
+        // The second copy of what is still being written waits for its turn, and will come.
+        if a.version == part.version && a.phase.is_some_and(|phase| !phase.is_read) {
+            return;
+        }
         let second = self.part_of(part.app, part.version, part.slot, Role::Second);
         if second.is_none() {
             self.wants_second(new);
