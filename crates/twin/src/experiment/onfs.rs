@@ -1,5 +1,6 @@
 //! Borrowed memory (ONFS 2017): the same applications on the PFS alone, with flash, with memory of
-//! a fixed size, and with memory that is borrowed from jobs which come and go.
+//! a fixed size, and with memory that is borrowed from jobs which come and go; from that clean copies
+//! are dropped when jobs come, or what is coolest moves to flash before.
 
 use super::{ExperimentError, ONFS, Report, Runner, SEEDS, with_memory};
 use crate::figure::Figure;
@@ -7,7 +8,17 @@ use crate::row::Row;
 use crate::sim::{MemoryOutcome, Run};
 
 /// What stands before the PFS.
-const BUFFERS: [&str; 5] = ["pfs", "flash", "fixed-small", "fixed-large", "borrowed"];
+const BUFFERS: [&str; 6] = [
+    "pfs",
+    "flash",
+    "fixed-small",
+    "fixed-large",
+    "borrowed",
+    COOLNESS,
+];
+
+/// Borrowed memory from which what is coolest moves to flash before jobs want it.
+const COOLNESS: &str = "borrowed-coolness";
 
 /// What the largest job and the reserve leave of a node's memory.
 const SMALL: &str = "6GiB";
@@ -64,6 +75,9 @@ pub(super) fn run(runner: &mut Runner<'_>) -> Result<Report, ExperimentError> {
             format!(
                 "fixed-small: {SMALL} of each node, which no job needs; fixed-large: {LARGE}, as much as is borrowed at most"
             ),
+            format!(
+                "{COOLNESS}: placement coolness; where memory runs full its coolest files move to flash"
+            ),
         ],
     })
 }
@@ -97,6 +111,7 @@ fn variant(buffer: &str) -> (String, Vec<(&'static str, String)>) {
             ONFS.into(),
             set(&[("lending.max", LARGE), ("lending.min", LARGE)]),
         ),
+        COOLNESS => (ONFS.into(), set(&[("placement", "coolness")])),
         _ => (ONFS.into(), Vec::new()),
     }
 }

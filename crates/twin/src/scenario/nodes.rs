@@ -3,6 +3,7 @@
 
 use forebay_policy::durability::Durability;
 use forebay_policy::holders::{HolderRule, Locality};
+use forebay_policy::victims::OutThresholds;
 
 use super::read::Section;
 use super::{BurstBuffer, MAX_NODES, ScenarioError};
@@ -15,6 +16,9 @@ const REPAIR_S: f64 = 3600.0;
 
 /// How often holders report and are lent shares of Brmax where a scenario says nothing.
 const REPORT_S: f64 = 1.0;
+
+/// Forced out and normal out where a scenario says nothing; those of the servers.
+const OUT_FRACTIONS: (f64, f64) = (0.05, 0.2);
 
 /// Most copies of a drained part that replicators make.
 const MAX_RESTART_COPIES: u64 = 8;
@@ -71,9 +75,20 @@ pub struct Nodes {
     pub flash_loss: f64,
     /// Time between two reports of a holder.
     pub report_s: f64,
+    /// With no more than these parts of its capacity free, memory is left by all that is not
+    /// written, and by what is closed. Only under the placement `coolness`.
+    pub out_fractions: (f64, f64),
 }
 
 impl Nodes {
+    /// When files leave a tier of memory or flash downward that may have so much now.
+    pub fn out_thresholds(&self, capacity_bytes: u64) -> Option<OutThresholds> {
+        let (forced, normal) = self.out_fractions;
+        let of = |fraction: f64| (capacity_bytes as f64 * fraction) as u64;
+        // The order of the fractions was checked.
+        OutThresholds::new(of(forced), of(normal)).ok()
+    }
+
     /// Bandwidths of the flash of a node.
     pub fn flash_of(&self, spec: &NodeSpec) -> BurstBuffer {
         let scale = spec.write_bytes_per_s / self.device.bw_max_bytes_per_s;
@@ -174,6 +189,7 @@ pub(super) fn nodes(
         repair_s: section.seconds("repair")?.unwrap_or(REPAIR_S),
         flash_loss: section.number("flash_loss", 0.0..1.0)?.unwrap_or(0.0),
         report_s: section.seconds("report")?.unwrap_or(REPORT_S),
+        out_fractions: out_fractions(section)?,
     };
     let positive = [
         ("memory_write", nodes.memory_write_bytes_per_s),
@@ -187,6 +203,21 @@ pub(super) fn nodes(
         Some((key, _)) => Err(section.error(key, section.line_of(key), "must be more than 0")),
         None => Ok(Some(nodes)),
     }
+}
+
+/// Forced out and normal out.
+fn out_fractions(section: &Section<'_>) -> Result<(f64, f64), ScenarioError> {
+    let part = |key: &str, default| {
+        let given = section.number(key, 0.0..1.0)?;
+        Ok::<f64, ScenarioError>(given.unwrap_or(default))
+    };
+    let forced = part("forced_out", OUT_FRACTIONS.0)?;
+    let normal = part("normal_out", OUT_FRACTIONS.1)?;
+    if forced <= normal {
+        return Ok((forced, normal));
+    }
+    let why = "exceeds nodes.normal_out: files move down before they are forced out";
+    Err(section.error("forced_out", section.line_of("forced_out"), why))
 }
 
 /// Every node by itself: alike by `[nodes] count`, or one by one by `[[node]]`.

@@ -1,4 +1,5 @@
 use super::*;
+use forebay_policy::victims::OutThresholds;
 
 const GOOD: &str = r#"name = "two"
 duration = "1d"
@@ -409,4 +410,27 @@ fn bad_lending_is_refused_with_line_and_reason() {
     };
     let error = Scenario::parse(&lent(""), &[set("600:1GiB")]).unwrap_err();
     assert!(error.why.contains("600=40GiB,1200=0"), "{error}");
+}
+
+#[test]
+fn thresholds_of_the_way_down_are_those_of_the_servers() {
+    let out = |set: &[(&str, &str)]| {
+        let set: Vec<Override> = set
+            .iter()
+            .map(|(key, value)| Override {
+                key: (*key).into(),
+                value: (*value).into(),
+            })
+            .collect();
+        Scenario::parse(FOUR, &set).map(|scenario| scenario.nodes.unwrap())
+    };
+    let thresholds = |nodes: Nodes| nodes.out_thresholds(1000);
+    let wanted = |forced, normal| OutThresholds::new(forced, normal).ok();
+    assert_eq!(thresholds(out(&[]).unwrap()), wanted(50, 200));
+    let given = [("nodes.forced_out", "0.1"), ("nodes.normal_out", "0.4")];
+    assert_eq!(thresholds(out(&given).unwrap()), wanted(100, 400));
+    let error = out(&[("nodes.forced_out", "0.3")]).unwrap_err();
+    assert_eq!(error.key, "nodes.forced_out");
+    assert!(error.why.contains("exceeds nodes.normal_out"), "{error}");
+    assert!(out(&[("nodes.normal_out", "1.5")]).is_err());
 }

@@ -162,6 +162,7 @@ impl Sim<'_> {
             return;
         }
         self.give_turns(node);
+        self.look_downward(node);
         if !self.is_lent() {
             self.update_plan(node);
         }

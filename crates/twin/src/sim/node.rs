@@ -114,6 +114,10 @@ pub(super) struct Node {
     pub full: u64,
     /// Where it is memory that jobs may want back.
     pub borrowed: Option<Box<Borrowed>>,
+    /// The part that moves away, and what has arrived of it.
+    pub moving: Option<(PartId, PartId)>,
+    /// Files are forced out that can move nowhere: they are drained in a hurry.
+    pub is_forced_out: bool,
     pub dirty: u64,
     pub clean: u64,
     pub workers: Vec<Worker>,
@@ -177,6 +181,8 @@ impl Node {
             most: capacity,
             full: capacity,
             borrowed: None,
+            moving: None,
+            is_forced_out: false,
             dirty: 0,
             clean: 0,
             workers: Vec::new(),
@@ -217,9 +223,10 @@ impl Node {
         self.used().saturating_sub(self.capacity)
     }
 
-    /// Whether jobs wait for memory that only demotion can free.
+    /// Whether jobs wait for memory that only demotion can free, or files are forced out so.
     pub fn must_drain(&self) -> bool {
-        self.borrowed.as_ref().is_some_and(|b| b.is_stuck) && self.owed() > 0
+        let is_stuck = self.borrowed.as_ref().is_some_and(|b| b.is_stuck) && self.owed() > 0;
+        is_stuck || (self.is_forced_out && self.dirty > self.seconds)
     }
 
     /// What eviction would make free.

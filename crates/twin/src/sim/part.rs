@@ -18,7 +18,7 @@ pub(super) enum State {
     Clean,
     /// A second copy that is whole: its first one is the one that is demoted.
     Second,
-    /// Whole, in memory that jobs want, and on its way to where a copy is filled for it.
+    /// Whole, and on its way from memory to where a copy is filled for it.
     Moving,
 }
 
@@ -80,6 +80,15 @@ impl Part {
     /// Whether a restart finds all of the part in the burst buffer.
     pub fn is_whole(&self) -> bool {
         self.evicted == 0 && self.written == self.size && self.state != State::Writing
+    }
+
+    /// Whether all of it is on the PFS, and it is complete.
+    pub fn is_drained(&self) -> bool {
+        match self.state {
+            State::Clean => true,
+            State::Moving => self.dirty() == 0,
+            State::Writing | State::Dirty | State::Demoting | State::Second => false,
+        }
     }
 
     /// Whether it is a second copy that could take the place of its first one.

@@ -36,6 +36,11 @@ impl Sim<'_> {
             let Some(id) = victim else {
                 return;
             };
+            if self.parts[id].state == State::Moving {
+                // Who needs the space goes first: the part stays, and may be taken.
+                self.stop_moving(id);
+                continue;
+            }
             let take = self.parts[id].clean().min(left);
             self.parts[id].evicted += take;
             self.nodes[node].clean -= take;

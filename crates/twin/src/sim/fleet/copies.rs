@@ -403,7 +403,7 @@ impl Sim<'_> {
                     copies.push((copy, *id));
                 }
                 let is_newest = a.newest == Some(part.version) && part.version > 0;
-                let is_drained = part.state == State::Clean && part.is_whole();
+                let is_drained = part.is_drained() && part.is_whole();
                 if part.role == Role::First && is_newest && is_drained && is_up {
                     let version = DrainedVersion {
                         application: app as u64,

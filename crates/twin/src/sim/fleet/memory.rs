@@ -38,8 +38,6 @@ pub(in super::super) struct Borrowed {
     is_tense: bool,
     /// A look is in the calendar.
     is_planned: bool,
-    /// The part that moves away, and what has arrived of it.
-    pub moving: Option<(u32, u32)>,
     /// Something is to leave that can move nowhere: it is drained in a hurry.
     pub is_stuck: bool,
     /// For how long jobs have waited that wait now, seconds.
@@ -60,7 +58,6 @@ impl Borrowed {
             seen: None,
             is_tense: false,
             is_planned: false,
-            moving: None,
             is_stuck: false,
             waits_for_s: None,
             capacity_s: 0.0,

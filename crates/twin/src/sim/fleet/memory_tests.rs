@@ -39,7 +39,7 @@ stripe = 8
 interval = 1000
 "#;
 
-fn with(text: &str, set: &[(&str, &str)]) -> Scenario {
+pub(super) fn with(text: &str, set: &[(&str, &str)]) -> Scenario {
     let overrides: Vec<Override> = set
         .iter()
         .map(|(key, value)| Override {
@@ -61,7 +61,7 @@ fn one(set: &[(&str, &str)]) -> (Run, MemoryOutcome) {
 }
 
 /// The simulation as it is at that time.
-fn at(scenario: &Scenario, at_s: f64) -> Sim<'_> {
+pub(super) fn at(scenario: &Scenario, at_s: f64) -> Sim<'_> {
     let mut sim = Sim::new(scenario, Options::default());
     while sim.calendar.next_s().min(sim.next_node().1) <= at_s {
         sim.step();
@@ -178,7 +178,7 @@ fn drawn_jobs_are_of_the_seed() {
     assert!(drawn("1").fleet.unwrap().memory.unwrap().job_waits > 0);
 }
 
-fn any_lending() -> impl Strategy<Value = String> {
+pub(super) fn any_lending() -> impl Strategy<Value = String> {
     let policy = proptest::sample::select(vec!["bbos", "maxbw", "maxeff"]);
     let pattern = proptest::sample::select(vec!["low", "high", "back-to-back", "random"]);
     let kind = (1u32..5, 1u64..9_000, 20u32..300, 1u64..4, 1u32..9);
@@ -232,7 +232,7 @@ fn any_lending() -> impl Strategy<Value = String> {
 }
 
 /// What holds after every step; `most`: what each tier could have held after the step before.
-fn check(sim: &Sim<'_>, most: &mut Vec<u64>) -> Result<(), TestCaseError> {
+pub(super) fn check(sim: &Sim<'_>, most: &mut Vec<u64>) -> Result<(), TestCaseError> {
     let mut held = vec![(0, 0, 0); sim.nodes.len()];
     let mut moving = 0;
     for id in sim.apps.iter().flat_map(|a| &a.parts) {

@@ -4,6 +4,9 @@
 //! Where there is one tier in all, nothing of this changes what the simulation does.
 
 mod copies;
+mod downward;
+#[cfg(test)]
+mod downward_tests;
 mod lend;
 mod loss;
 mod memory;
@@ -67,6 +70,8 @@ pub(super) enum PutOff {
     DropCopy(PartId),
     /// A part has left this memory: the next one follows.
     GiveBack(usize),
+    /// This memory runs full.
+    MoveDown(usize),
 }
 
 /// All data servers; empty where the scenario has no `[nodes]`.
@@ -255,6 +260,7 @@ impl Sim<'_> {
                 }
                 PutOff::WhenFull(node) => self.when_full(node),
                 PutOff::GiveBack(node) => self.give_back(node),
+                PutOff::MoveDown(node) => self.move_down(node),
                 PutOff::DropCopy(id) => {
                     let node = self.parts[id].node as usize;
                     let mut workers = self.nodes[node].workers.iter();

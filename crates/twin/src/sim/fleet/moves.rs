@@ -1,5 +1,6 @@
 //! Memory is given back: clean bytes go, then whole parts move to the flash of the same node, or to
-//! another node. What can move nowhere is drained.
+//! another node. What can move nowhere is drained. And how a part moves, also where it does so
+//! before anybody wants its memory ([`downward`](super::downward)).
 
 use forebay_policy::handover::{Growing, WhenFull, when_full};
 use forebay_policy::holders::HolderId;
@@ -25,7 +26,7 @@ impl Sim<'_> {
         if n.borrowed.is_none() || !n.is_up {
             return;
         }
-        let moving = n.borrowed.as_ref().and_then(|borrowed| borrowed.moving);
+        let moving = n.moving;
         // Nothing is written to what has to give memory back itself: each would wait for the other.
         let waits = |copy: &PartId| self.nodes[self.parts[*copy].node as usize].owed() > 0;
         if let Some(copy) = moving.map(|(_, copy)| copy).filter(waits) {
@@ -39,8 +40,7 @@ impl Sim<'_> {
         }
         let n = &self.nodes[node];
         let (dropped, owed) = (clean - n.clean, n.owed());
-        let is_moving = n.borrowed.as_ref().is_some_and(|b| b.moving.is_some());
-        let is_stuck = owed > 0 && !is_moving && !self.begin_move(node);
+        let is_stuck = owed > 0 && n.moving.is_none() && !self.begin_move(node);
         if let Some(borrowed) = &mut self.nodes[node].borrowed {
             borrowed.sums.dropped_bytes += dropped;
             borrowed.is_stuck = is_stuck;
@@ -88,6 +88,10 @@ impl Sim<'_> {
         let Some((id, to)) = found else {
             return false;
         };
+        // What of it is on the PFS does not move.
+        let clean = self.parts[id].clean();
+        self.parts[id].evicted += clean;
+        self.nodes[node].clean -= clean;
         self.move_part(id, to);
         true
     }
@@ -134,23 +138,16 @@ impl Sim<'_> {
     }
 
     /// The part stays where it is, and is read there, until all of it has arrived.
-    fn move_part(&mut self, id: PartId, to: usize) {
+    pub(super) fn move_part(&mut self, id: PartId, to: usize) {
         let node = self.parts[id].node as usize;
-        let part = &mut self.parts[id];
-        part.state = State::Moving;
-        // What of it is on the PFS does not move.
-        let clean = part.clean();
-        part.evicted += clean;
-        let part = *part;
-        self.nodes[node].clean -= clean;
+        self.parts[id].state = State::Moving;
+        let part = self.parts[id];
         let way = Way {
             from: Some(self.nodes[node].host),
             to: Some(self.nodes[to].host),
         };
-        let copy = self.add_copy(to, &part, Role::Moved, part.dirty(), way);
-        if let Some(borrowed) = &mut self.nodes[node].borrowed {
-            borrowed.moving = Some((id, copy));
-        }
+        let copy = self.add_copy(to, &part, Role::Moved, part.resident(), way);
+        self.nodes[node].moving = Some((id, copy));
     }
 
     /// All of a part has arrived: it is there from now on.
@@ -158,31 +155,30 @@ impl Sim<'_> {
         let Some(node) = self.moves_from(copy) else {
             return;
         };
-        let moving = self.nodes[node].borrowed.as_mut();
-        let Some((id, _)) = moving.and_then(|borrowed| borrowed.moving.take()) else {
+        // Who needs the space of a clean copy may end its move by then.
+        self.advance(node);
+        let Some((id, _)) = self.nodes[node].moving.take() else {
             return;
         };
-        self.advance(node);
         let (part, to) = (self.parts[id], self.parts[copy].node as usize);
-        let bytes = part.dirty();
+        let bytes = part.resident();
         self.fleet.is_moving = true;
         self.drop_part(id);
         self.fleet.is_moving = false;
         let is_first = part.role == Role::First;
         self.parts[copy] = Part {
             node: to as u32,
-            state: if is_first {
-                State::Dirty
-            } else {
-                State::Second
-            },
             ..part
         };
         if is_first {
-            self.nodes[to].seconds -= bytes;
-            let mtbf_s = self.apps[part.app as usize].known_mtbf_s;
-            let candidate = self.parts[copy].candidate(copy, mtbf_s);
-            self.nodes[to].dirty_queue.insert(&candidate);
+            // Until now all of it counted as undrained.
+            let n = &mut self.nodes[to];
+            n.seconds -= bytes;
+            n.dirty -= part.clean();
+            n.clean += part.clean();
+        }
+        self.comes_to_rest(copy);
+        if is_first {
             self.rename_unprotected(id, copy);
         }
         let is_near = self.nodes[to].host == self.nodes[node].host;
@@ -203,67 +199,74 @@ impl Sim<'_> {
         }
         self.fleet.lost_copies.settled(u64::from(old));
         let part = self.parts[new];
+        let a = &self.apps[part.app as usize];
+        // The second copy of what is still being written waits for its turn, and will come.
+        if a.version == part.version && a.phase.is_some_and(|phase| !phase.is_read) {
+            return;
+        }
         let second = self.part_of(part.app, part.version, part.slot, Role::Second);
         if second.is_none() {
             self.wants_second(new);
         }
     }
 
+    /// A part that moved is somewhere, and may be drained or evicted there.
+    fn comes_to_rest(&mut self, id: PartId) {
+        let part = &mut self.parts[id];
+        part.state = match part.role {
+            Role::Second => State::Second,
+            _ if part.dirty() == 0 => State::Clean,
+            Role::First | Role::Restart | Role::Moved => State::Dirty,
+        };
+        let part = *part;
+        let mtbf_s = self.apps[part.app as usize].known_mtbf_s;
+        let candidate = part.candidate(id, mtbf_s);
+        let n = &mut self.nodes[part.node as usize];
+        match part.state {
+            State::Dirty => n.dirty_queue.insert(&candidate),
+            State::Clean => n.clean_queue.insert(&candidate),
+            State::Writing | State::Demoting | State::Second | State::Moving => {}
+        }
+    }
+
     /// The tier that a copy which is filled comes from.
     fn moves_from(&self, copy: PartId) -> Option<usize> {
-        let is_its = |moving: (PartId, PartId)| moving.1 == copy;
         let mut nodes = self.nodes.iter();
-        nodes.position(|n| {
-            n.borrowed
-                .as_ref()
-                .and_then(|b| b.moving)
-                .is_some_and(is_its)
-        })
+        nodes.position(|n| n.moving.is_some_and(|moving| moving.1 == copy))
     }
 
     /// A part has gone that moved, or what had arrived of one: nothing moves any more.
     pub(super) fn move_ends_with(&mut self, id: PartId, part: &Part) {
-        if self.scenario.lending.is_none() {
+        if self.scenario.nodes.is_none() {
             return;
         }
         if part.role == Role::Moved {
             if let Some(node) = self.moves_from(id) {
                 self.stays(node);
             }
-        } else if part.state == State::Moving {
-            let borrowed = self.nodes[part.node as usize].borrowed.as_mut();
-            if let Some((_, copy)) = borrowed.and_then(|borrowed| borrowed.moving.take()) {
-                self.drop_copy(copy);
-            }
+        } else if part.state == State::Moving
+            && let Some((_, copy)) = self.nodes[part.node as usize].moving.take()
+        {
+            self.drop_copy(copy);
         }
     }
 
     /// A part that may be moving stays where it is.
-    pub(super) fn stop_moving(&mut self, id: PartId) {
+    pub(in super::super) fn stop_moving(&mut self, id: PartId) {
         let part = &self.parts[id];
-        if part.state == State::Moving {
-            let borrowed = self.nodes[part.node as usize].borrowed.as_ref();
-            if let Some((_, copy)) = borrowed.and_then(|borrowed| borrowed.moving) {
-                self.drop_copy(copy);
-            }
+        if part.state == State::Moving
+            && let Some((_, copy)) = self.nodes[part.node as usize].moving
+        {
+            self.drop_copy(copy);
         }
     }
 
     /// What moved from a tier does not go on moving.
     fn stays(&mut self, node: usize) {
-        let borrowed = self.nodes[node].borrowed.as_mut();
-        let Some((id, _)) = borrowed.and_then(|borrowed| borrowed.moving.take()) else {
+        let Some((id, _)) = self.nodes[node].moving.take() else {
             return;
         };
-        let part = &mut self.parts[id];
-        if part.role == Role::Second {
-            part.state = State::Second;
-        } else {
-            part.state = State::Dirty;
-            let mtbf_s = self.apps[part.app as usize].known_mtbf_s;
-            let candidate = self.parts[id].candidate(id, mtbf_s);
-            self.nodes[node].dirty_queue.insert(&candidate);
-        }
+        self.comes_to_rest(id);
         self.touched.push(node);
         self.put_off(PutOff::GiveBack(node));
     }

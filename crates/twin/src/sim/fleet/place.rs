@@ -156,7 +156,7 @@ impl Sim<'_> {
     pub(in super::super) fn needs_second(&self, request: &Request) -> bool {
         let version = self.apps[request.app as usize].version;
         let first = self.part_of(request.app, version, request.slot, Role::First);
-        first.is_none_or(|id| self.parts[id].state != State::Clean)
+        first.is_none_or(|id| !self.parts[id].is_drained())
     }
 
     /// Begins to drain what was written, where that is what its fsync waits for.

@@ -6,7 +6,7 @@ use forebay_policy::replicators::{Place, Source, nearest};
 use super::super::Sim;
 use super::super::app::Phase;
 use super::super::node::Request;
-use super::super::part::Role;
+use super::super::part::{PartId, Role};
 use super::super::pfs::{PfsOperation, Purpose};
 use super::place::object;
 
@@ -100,15 +100,18 @@ impl Sim<'_> {
         match source {
             Source::Holder(holder) => {
                 let host = u32::from(holder.0);
-                let its = |id: &&u32| {
-                    let part = &self.parts[**id];
+                let its = |id: &PartId| {
+                    let part = &self.parts[*id];
                     let node = &self.nodes[part.node as usize];
                     (Some(part.version), part.slot, node.host) == (newest, slot, host)
                         && part.is_whole()
                 };
-                let found = self.apps[app as usize].parts.iter().find(its);
+                let found = self.apps[app as usize].parts.iter().copied().find(its);
+                if let Some(id) = found {
+                    self.access_ends_move(id);
+                }
                 let fallback = self.fleet.hosts[host as usize].pools.start;
-                let node = found.map_or(fallback, |id| self.parts[*id].node as usize);
+                let node = found.map_or(fallback, |id| self.parts[id].node as usize);
                 self.advance(node);
                 let request = Request {
                     app,
