@@ -34,7 +34,9 @@ SMALL_FILES, SMALL_BYTES = 2000, 16 << 10
 # Of the node's memory: what the tier may have, what the program takes.
 TIER_SHARE, JOB_SHARE, JOB_S = 0.6, 0.8, 10.0
 # One round: so many takers, one after the other, so that memory goes at a rate that a program reaches.
-TAKERS, TAKER_EVERY_S, TAKER_SHARE, TAKEN_S = 4, 0.15, 0.15, 1
+TAKERS, TAKER_EVERY_S, TAKER_SHARE, TAKEN_S = 4, 0.15, 0.17, 1
+# fsx keeps its mappings, also on other file systems: beyond 65,530 of them it gets no memory any more.
+FSX_OPERATIONS = 20_000
 # The tier does not grow for some seconds after pressure: after so many rounds it has the time for that.
 REST_EVERY, REST_S = 10, 12
 
@@ -245,8 +247,10 @@ def beside_pressure(args, node, forebay):
         words = [sys.executable, __file__, "--inside", "write_and_read", folder, args.seed + number]
         running[f"written{number}"] = node.start(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     for number in range(2):
-        words = [args.fsx, "-q", "-f", ROOT / "tests/posix/fsx.toml", "-S", args.seed + number, "-P", forebay.state, forebay.mount / f"fsx{number}"]
-        running[f"fsx{number}"] = node.start(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        file, seed = forebay.mount / f"fsx{number}", args.seed + 100_000 * number
+        once = f"{args.fsx} -q -f {ROOT}/tests/posix/fsx.toml -S $seed -N {FSX_OPERATIONS} -P {forebay.state} {file}"
+        again = f"seed={seed}; while :; do {once} || exit 1; seed=$((seed + 1)); done"
+        running[f"fsx{number}"] = node.start(["sh", "-c", again], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True)
     if args.ior:
         again = f"while :; do {args.ior} -w -r -R -e -t 1m -b 96m -o {forebay.mount}/ior || exit 1; done"
         running["IOR"] = node.start(["sh", "-c", again], stdout=subprocess.DEVNULL, stderr=subprocess.STDOUT, text=True, start_new_session=True)

@@ -369,6 +369,7 @@ impl DrainQueue {
         let mut inner = self.inner.lock();
         let now = Instant::now();
         inner.last_moved = Some(now);
+        let was_empty = inner.waiting.is_empty();
         for end in ended {
             inner.in_flight -= 1;
             inner.under_way.remove(&end.object);
@@ -388,6 +389,11 @@ impl DrainQueue {
             if end.again {
                 inner.waiting.insert(end.object);
             }
+        }
+        if was_empty && !inner.waiting.is_empty() {
+            // As with the first file: others may have gone to sleep.
+            inner.asked += 1;
+            self.wake.notify_all();
         }
         drop(inner);
         self.settled.notify_all();
@@ -574,6 +580,13 @@ mod tests {
         assert_ne!(first, asked, "who sleeps would go on sleeping");
         queue.add(ObjectId(2));
         assert_eq!(queue.asked(), first, "by now it looks often");
+        let mut order: VecDeque<_> = objects(&[1, 2]).into();
+        assert_eq!(queue.take(&mut order, LIMITS, |_| 0).len(), 2);
+        queue.finished(&[Finished::failed(ObjectId(1))]);
+        let back = queue.asked();
+        assert_ne!(back, first, "it is there again");
+        queue.finished(&[Finished::failed(ObjectId(2))]);
+        assert_eq!(queue.asked(), back);
     }
 
     #[test]

@@ -142,6 +142,14 @@ impl Applications {
         }
     }
 
+    /// Somebody opens a file that others have open.
+    pub fn joined(&self, object: ObjectId) {
+        let now = self.now_s();
+        if let Some(facts) = self.inner.lock().files.get_mut(&object) {
+            facts.accessed_s = now as f32;
+        }
+    }
+
     /// Nobody comes for what it was brought in for: until somebody opens it, it leaves first. What
     /// somebody has opened or changed since it came, be it only to write, is theirs, and stays.
     pub fn is_unwanted(&self, object: ObjectId) {

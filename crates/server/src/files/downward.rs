@@ -253,6 +253,11 @@ mod tests {
         rooms.buffer.ledger().set_capacity(DRAM, 5 << 20);
         assert!(chosen(rooms).is_empty(), "normal out spares it");
         rooms.buffer.ledger().set_capacity(DRAM, 3 << 20);
+        let on_its_way = chosen(rooms);
+        assert_eq!(on_its_way.len(), 1);
+        let another = opened(rooms, &file);
+        rooms.files.release(another).expect("close");
+        assert_eq!(rooms.files.move_down(on_its_way), 0, "it is in use");
         assert_eq!(rooms.files.move_down(chosen(rooms)), 3 * MIB as u64);
         assert_eq!(file.tier(), FLASH);
         assert!(is_whole(rooms, &file, reader, 3 * MIB));

@@ -282,7 +282,7 @@ impl Plan {
         let here = files.iter().filter(|file| {
             let state = file.lock();
             let r = &state.residency;
-            r.tier == tier && !r.writing && !state.is_unlinked()
+            r.tier == tier && !r.writing && !r.by_kernel && !state.is_unlinked()
         });
         let written = |file: &File| {
             let open = self.buffer.opens().by_ino(file.ino);
