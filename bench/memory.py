@@ -16,6 +16,7 @@ import json
 import mmap
 import os
 import random
+import signal
 import subprocess
 import sys
 import threading
@@ -257,6 +258,13 @@ def beside_pressure(args, node, forebay):
     return running
 
 
+def stop_loop(process):
+    """A shell and what it has started."""
+    if process.poll() is None:
+        os.killpg(process.pid, signal.SIGTERM)
+    stop(process)
+
+
 def pressure(node):
     """One round. How many takers were killed for memory shows in the group."""
     words = ["stress-ng", "--quiet", "--vm", 1, "--vm-bytes", int(TAKER_SHARE * node.size), "--vm-keep", "--vm-method", "zero-one", "--timeout", TAKEN_S]
@@ -298,7 +306,7 @@ def rounds(args, base):
                     if name.startswith("written"):
                         process.wait()
                     else:
-                        stop(process)
+                        stop_loop(process)
             differ = [name for name, process in running.items() if name.startswith("written") and process.returncode]
             now, errors = forebay.lending(), forebay.status()["errors_total"]
             return {"rounds": args.rounds, "seconds": time.monotonic() - begun_s, "differ": len(differ), "errors": errors, "killed": node.killed(),

@@ -17,6 +17,7 @@ use forebay_namespace::File;
 use forebay_policy::victims::Outflow;
 use forebay_types::{ObjectId, TierId};
 
+use crate::base::failure::Failure;
 use crate::buffer::tierset::DRAM;
 use crate::files::Files;
 use crate::files::groupmove::{Group, Together};
@@ -50,7 +51,6 @@ impl Files {
         let together = Together {
             is_over: &is_over,
             is_used: &is_used,
-            has_failed: &|file| self.plan.downward().note_failed(file.object),
         };
         let move_group = |group| {
             let moved = self.move_together(group, &together);
@@ -116,12 +116,22 @@ impl Files {
             // Who wants the file goes first.
             Err(_) if is_over(file) => false,
             Err(failure) => {
-                let path = file.path();
-                tracing::warn!("{}: stays in memory: {failure}", path.escape_ascii());
-                self.plan.downward().note_failed(file.object);
+                self.stays_in_memory(file, &failure);
                 false
             }
         }
+    }
+
+    /// A file could not be moved. Who gives memory back tries again and again, and the log has it
+    /// once in a while.
+    pub(super) fn stays_in_memory(&self, file: &File, failure: &Failure) {
+        let path = file.path();
+        let path = path.escape_ascii();
+        match self.plan.downward().may_move(file.object) {
+            true => tracing::warn!("{path}: stays in memory: {failure}"),
+            false => tracing::debug!("{path}: stays in memory: {failure}"),
+        }
+        self.plan.downward().note_failed(file.object);
     }
 
     /// Flash of this node that takes a file from memory.

@@ -80,8 +80,6 @@ pub(super) struct Together<'a> {
     pub is_over: &'a (dyn Fn(&File) -> bool + Sync),
     /// The same, and waits for no claim: nobody opens the file any more.
     pub is_used: &'a (dyn Fn(&File) -> bool + Sync),
-    /// Hears of each file that could not be moved.
-    pub has_failed: &'a (dyn Fn(&File) + Sync),
 }
 
 impl Files {
@@ -110,11 +108,10 @@ impl Files {
         };
         let moved = self.try_move_together(&group.files, to, together);
         moved.unwrap_or_else(|error| {
-            tracing::warn!("small files stay in memory: {error}");
-            group
-                .files
-                .iter()
-                .for_each(|file| (together.has_failed)(file));
+            let failure = Failure::from(error);
+            for file in &group.files {
+                self.stays_in_memory(file, &failure);
+            }
             Vec::new()
         })
     }
@@ -131,15 +128,15 @@ impl Files {
         let flush = slot.tier.flush_together()?;
         let copies = files.iter().filter_map(|file| {
             let copied = self.copy_of_many(file, to, together);
-            self.unless_failed(file, copied, together)
+            self.unless_failed(file, copied)
         });
         let copies: Vec<_> = copies.collect();
-        let copies = self.flush_copies((slot, to), flush, copies, together)?;
+        let copies = self.flush_copies((slot, to), flush, copies)?;
         failpoint::hit(failpoint::Point::MoveFlushed);
         let mut committed = Vec::new();
         for mut copy in copies {
             let claimed = self.commit_of_many(&mut copy, to, together);
-            if let Some(claim) = self.unless_failed(copy.file, claimed, together) {
+            if let Some(claim) = self.unless_failed(copy.file, claimed) {
                 committed.push((copy, claim));
             }
         }
@@ -157,16 +154,9 @@ impl Files {
     }
 
     /// A file that fails stays where it was, and the others move.
-    fn unless_failed<T>(
-        &self,
-        file: &File,
-        done: Result<Option<T>, Failure>,
-        together: &Together<'_>,
-    ) -> Option<T> {
+    fn unless_failed<T>(&self, file: &File, done: Result<Option<T>, Failure>) -> Option<T> {
         done.unwrap_or_else(|failure| {
-            let path = file.path();
-            tracing::warn!("{}: stays in memory: {failure}", path.escape_ascii());
-            (together.has_failed)(file);
+            self.stays_in_memory(file, &failure);
             None
         })
     }
@@ -228,7 +218,6 @@ impl Files {
         (slot, to): (&Slot, TierId),
         flush: Option<OwnedFd>,
         mut copies: Vec<Copied<'a>>,
-        together: &Together<'_>,
     ) -> io::Result<Vec<Copied<'a>>> {
         if copies.is_empty() {
             return Ok(copies);
@@ -243,7 +232,7 @@ impl Files {
         }
         copies.retain(|copy| {
             let flushed = copy.object.sync(false).map(Some).map_err(Failure::from);
-            let flushed = self.unless_failed(copy.file, flushed, together);
+            let flushed = self.unless_failed(copy.file, flushed);
             let is_flushed = flushed.is_some();
             if !is_flushed {
                 self.buffer.leave_copy(copy.file, to);
@@ -363,7 +352,6 @@ mod tests {
         let together = Together {
             is_over: &|_| false,
             is_used: &|_| false,
-            has_failed: &|_| (),
         };
         let mut group = Group::default();
         group.add(

@@ -246,7 +246,6 @@ impl Files {
             is_over: &is_over,
             // Jobs wait for the memory.
             is_used: &|_| false,
-            has_failed: &|_| (),
         };
         let move_group = |group: Group| {
             let moved = self.move_together(group, &together);
@@ -278,10 +277,7 @@ impl Files {
                 Ok(None) => {}
                 // Who wants the file goes first.
                 Err(_) if self.is_wanted(&file) => {}
-                Err(failure) => tracing::warn!(
-                    "{}: stays in memory that is to be given back: {failure}",
-                    file.path().escape_ascii()
-                ),
+                Err(failure) => self.stays_in_memory(&file, &failure),
             }
         }
         moved + move_group(group)

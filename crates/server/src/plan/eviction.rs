@@ -66,7 +66,7 @@ impl Downward {
         let now = Instant::now();
         let mut failed = self.failed.lock();
         failed.retain(|_, until| now < *until);
-        failed.insert(object, now + TRY_AGAIN_AFTER);
+        failed.entry(object).or_insert(now + TRY_AGAIN_AFTER);
     }
 
     /// Whether a move of a file may be tried.
