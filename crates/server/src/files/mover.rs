@@ -11,8 +11,8 @@
 //!    somebody has it who must not, or has heard of a flush that has failed, the move is refused,
 //!    and the copy goes.
 //! 3. *Settle.* Who has the file open goes on with the new object, before the old one goes.
-//! 4. *Charge.* The ledger follows the record. Who had the file to themselves lets it go after that:
-//!    what is written then is not taken off the books again.
+//! 4. *Charge.* The ledger follows the record. Who had the file alone lets it go after that: what
+//!    is written then is not taken off the books again.
 //! 5. *Remove.* The old object goes, then a second copy that is of no use any more.
 //!
 //! Where the store fails in step 2, nobody can say which of both tiers a start finds on record.

@@ -4,7 +4,6 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use forebay_namespace::{Dir, File, NewFile as NewRecord, Node, PlainNode};
-use forebay_policy::demotion::PlacementPolicy;
 use forebay_policy::limits::Owners;
 use forebay_policy::placement::{NewFile, grant_passthrough_write};
 use forebay_tiers::{FileObject, Identity, Object, ParentKey, PfsStat, TierKind};
@@ -496,10 +495,8 @@ impl Files {
             may_open(&self.ns.pfs().stat_file(file.file())?, flags)?;
             _open.note_writer();
         }
-        if let Target::Buffer { file, .. } = &*target
-            && self.plan.engine().placement() == PlacementPolicy::Coolness
-        {
-            self.catalog.apps().joined(file.object);
+        if let Target::Buffer { file, .. } = &*target {
+            self.plan.note_join(file.object);
         }
         if let Target::Buffer { file, object, tier } = &*target
             && flags.writes()

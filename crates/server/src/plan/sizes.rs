@@ -3,7 +3,7 @@
 use forebay_namespace::File;
 use forebay_policy::demotion::PlacementPolicy;
 use forebay_policy::sizes::SizeShares;
-use forebay_types::TierId;
+use forebay_types::{ObjectId, TierId};
 
 use crate::plan::Plan;
 
@@ -19,6 +19,14 @@ impl Plan {
         let mean_bytes = figures.used_bytes.checked_div(files).unwrap_or(0);
         let now_s = self.catalog.apps().now_s();
         self.accessed.lock().note(bytes, mean_bytes, now_s);
+    }
+
+    /// A program opens a file that others have open: under the placement `coolness` that ends its
+    /// way down.
+    pub fn note_join(&self, object: ObjectId) {
+        if self.engine.placement() == PlacementPolicy::Coolness {
+            self.catalog.apps().joined(object);
+        }
     }
 
     /// The shares of a tier now. `None`: all files of it leave by one order.

@@ -1,6 +1,6 @@
 //! Borrowed memory (ONFS 2017): the same applications on the PFS alone, with flash, with memory of
-//! a fixed size, and with memory that is borrowed from jobs which come and go; from that clean copies
-//! are dropped when jobs come, or what is coolest moves to flash before.
+//! a fixed size, and with memory that is borrowed from jobs which come and go; from that clean
+//! copies are dropped when jobs come, or what is coolest moves to flash before.
 
 use super::{ExperimentError, ONFS, Report, Runner, SEEDS, with_memory};
 use crate::figure::Figure;
