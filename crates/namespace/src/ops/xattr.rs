@@ -59,8 +59,41 @@ fn flags(mode: XattrMode) -> u32 {
     }
 }
 
+/// A place is looked for so often while names change.
+const TRIES: usize = 5;
+
 impl Namespace {
+    /// Who has the file open asks by its id, and meets a rename in the midst of it: on the PFS the
+    /// file has its new name then, and here the old one.
     fn xattr_place(&self, ino: Ino) -> Result<Place, NsError> {
+        let mut tries = 1;
+        loop {
+            match self.place_by_name(ino) {
+                Err(error)
+                    if matches!(error.errno(), Errno::ENOENT | Errno::ESTALE) && tries < TRIES =>
+                {
+                    self.wait_for_rename(ino)?;
+                    tries += 1;
+                }
+                place => return place,
+            }
+        }
+    }
+
+    fn wait_for_rename(&self, ino: Ino) -> Result<(), NsError> {
+        let dir = match self.node(ino)? {
+            Node::Dir(_) => return Ok(()),
+            Node::Plain(plain) => plain.parent.clone(),
+            Node::File(file) => match file.lock().names.first() {
+                Some((dir, _)) => dir.clone(),
+                None => return Ok(()),
+            },
+        };
+        drop(dir.order(&self.pfs)?);
+        Ok(())
+    }
+
+    fn place_by_name(&self, ino: Ino) -> Result<Place, NsError> {
         Ok(match self.node(ino)? {
             Node::Dir(dir) => Place::Dir(dir),
             Node::Plain(plain) => Place::Pfs(self.plain_node(&plain)?),

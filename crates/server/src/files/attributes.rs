@@ -472,12 +472,45 @@ mod tests {
 
     use forebay_namespace::File;
     use forebay_tiers::testing::{Effect, Operation, When};
-    use forebay_types::{Errno, Ino, OpenFlags, SetAttr};
+    use forebay_types::{Errno, Ino, OpenFlags, RenameMode, SetAttr};
 
     use crate::integrity::atrest::Purpose;
     use crate::testing::{Lab, answer, create, drain, me};
 
     const BYTES: usize = 4 << 20;
+
+    /// By its id, as who has it open asks: clean, and only on the PFS.
+    #[test]
+    fn attributes_are_read_while_a_file_is_renamed() {
+        let lab = Lab::new();
+        let rooms = lab.rooms();
+        let handle = create(rooms, b"a", &[7; 4096]);
+        rooms.files.release(handle).expect("close");
+        drain(rooms);
+        let ns = rooms.base.ns();
+        let ino = ns.root().child(b"a").expect("it is there").ino;
+        for is_evicted in [false, true] {
+            if is_evicted {
+                let file = ns.root().child(b"a").expect("it is there");
+                assert!(rooms.buffer.evict(&file).is_some());
+            }
+            std::thread::scope(|scope| {
+                let renames = scope.spawn(|| {
+                    for names in [[b"a", b"b"], [b"b", b"a"]].iter().cycle().take(600) {
+                        let [from, to] = *names;
+                        let mode = RenameMode::Replace;
+                        let renamed = ns.rename(Ino::ROOT, from, Ino::ROOT, to, mode);
+                        renamed.expect("rename");
+                    }
+                });
+                while !renames.is_finished() {
+                    let read = ns.get_xattr(ino, b"user.none");
+                    let errno = read.map(drop).map_err(|error| error.errno());
+                    assert_eq!(errno, Err(Errno::ENODATA));
+                }
+            });
+        }
+    }
 
     /// A file that has left the burst buffer. In the overflow its object has become the file on the
     /// PFS; elsewhere it is there until it is collected.
