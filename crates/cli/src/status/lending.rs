@@ -55,16 +55,27 @@ fn waits_for(files: u64, bytes: u64, largest: &[LendingFile]) -> String {
     format!(": {bytes} stay until programs close {files}{names}")
 }
 
+/// What orders have done with the ceiling, which counts whatever the size is now.
+fn ordered(lending: &LendingStatus) -> String {
+    let bytes = format_size(lending.ordered_bytes);
+    match lending.orders.len() {
+        0 | 1 => format!("an order gives {bytes} to jobs"),
+        orders => format!("{orders} orders give {bytes} to jobs"),
+    }
+}
+
 fn why(lending: &LendingStatus) -> String {
+    let mut why = reason(lending);
+    if lending.ordered_bytes > 0 && lending.why != "ordered" {
+        why.push_str(&format!("; {}", ordered(lending)));
+    }
+    why
+}
+
+fn reason(lending: &LendingStatus) -> String {
     match lending.why.as_str() {
         "ceiling" => "as much as it may have".into(),
-        "ordered" => {
-            let bytes = format_size(lending.ordered_bytes);
-            match lending.orders.len() {
-                0 | 1 => format!("an order gives {bytes} to jobs"),
-                orders => format!("{orders} orders give {bytes} to jobs"),
-            }
-        }
+        "ordered" => ordered(lending),
         "jobs" => {
             let free = format_size(lending.available_bytes);
             format!("jobs have the rest, {free} are available")
@@ -186,8 +197,12 @@ mod tests {
         );
         (lending.why, lending.ordered_bytes, lending.owed_bytes) =
             ("ordered".into(), 4 << 30, 1 << 20);
-        bits.lending = Some(Box::new(lending));
+        bits.lending = Some(Box::new(lending.clone()));
         let line = render(&bits);
+        lending.why = "grows".into();
+        bits.lending = Some(Box::new(lending));
+        let grows = ": memory is idle, it grows; an order gives 4.0 GiB to jobs; 1.0 MiB";
+        assert!(render(&bits).contains(grows));
         assert!(
             line.ends_with(": an order gives 4.0 GiB to jobs; 1.0 MiB are still to leave it\n"),
             "{line}"
