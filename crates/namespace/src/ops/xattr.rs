@@ -62,21 +62,32 @@ fn flags(mode: XattrMode) -> u32 {
 /// A place is looked for so often while names change.
 const TRIES: usize = 5;
 
+fn is_elsewhere(found: &Result<Place, NsError>) -> bool {
+    let errno = found.as_ref().err().map(NsError::errno);
+    matches!(errno, Some(Errno::ENOENT | Errno::ESTALE))
+}
+
 impl Namespace {
     /// Who has the file open asks by its id, and meets a rename in the midst of it: on the PFS the
     /// file has its new name then, and here the old one.
     fn xattr_place(&self, ino: Ino) -> Result<Place, NsError> {
-        let mut tries = 1;
-        loop {
-            match self.place_by_name(ino) {
-                Err(error)
-                    if matches!(error.errno(), Errno::ENOENT | Errno::ESTALE) && tries < TRIES =>
-                {
-                    self.wait_for_rename(ino)?;
-                    tries += 1;
-                }
-                place => return place,
+        if let Node::File(file) = self.node(ino)? {
+            // Of what is dropped by that the caller is told at once, and looks the name up again.
+            self.look_if_trusted(&file)?;
+        }
+        let found = self.place_by_name(ino);
+        let (mut now, mut tries) = (None, 1);
+        while is_elsewhere(now.as_ref().unwrap_or(&found)) && tries < TRIES {
+            if self.wait_for_rename(ino).is_err() {
+                break;
             }
+            now = Some(self.place_by_name(ino));
+            tries += 1;
+        }
+        match now {
+            Some(Ok(place)) => Ok(place),
+            // What was met first says what has become of the file.
+            _ => found,
         }
     }
 
@@ -97,13 +108,10 @@ impl Namespace {
         Ok(match self.node(ino)? {
             Node::Dir(dir) => Place::Dir(dir),
             Node::Plain(plain) => Place::Pfs(self.plain_node(&plain)?),
-            Node::File(file) => {
-                self.look_if_trusted(&file)?;
-                match self.clean_node(&file)? {
-                    Some(node) => Place::Pfs(node),
-                    None => Place::Record(file),
-                }
-            }
+            Node::File(file) => match self.clean_node(&file)? {
+                Some(node) => Place::Pfs(node),
+                None => Place::Record(file),
+            },
         })
     }
 
