@@ -104,6 +104,17 @@ impl OutThresholds {
         }
     }
 
+    /// What happens once `leaving_bytes` more have left a tier that has so much free, and so much
+    /// beyond what it may hold by now: that is gone before anything is free.
+    pub fn outflow_after(
+        &self,
+        (free_bytes, beyond_bytes): (u64, u64),
+        leaving_bytes: u64,
+    ) -> Outflow {
+        let freed_bytes = leaving_bytes.saturating_sub(beyond_bytes);
+        self.outflow(free_bytes.saturating_add(freed_bytes))
+    }
+
     /// Whether a tier takes a file of so many bytes that moves down from the tier above it: nothing
     /// is forced out for what is cool.
     pub fn takes(&self, free_bytes: u64, bytes: u64) -> bool {
@@ -239,6 +250,13 @@ mod tests {
         let low = OutThresholds::new(1, 5).expect("ordered");
         assert_eq!(low.choose(&mut files, 0, 9.0), [3]);
         assert_eq!(low.choose_with(&mut files, (0, 15), None, 9.0), [3, 2, 1]);
+        let after = |room, leaving_bytes| thresholds.outflow_after(room, leaving_bytes);
+        assert_eq!(after((0, 15), 25), Outflow::Forced, "10 are free then");
+        assert_eq!(after((0, 15), 26), Outflow::Normal);
+        assert_eq!(after((0, 15), 46), Outflow::None);
+        assert_eq!(after((20, 0), 11), Outflow::None);
+        assert!(thresholds.takes(40, 29) && !thresholds.takes(40, 30));
+        assert!(!thresholds.takes(5, 6), "there is no room");
         assert!(OutThresholds::new(2, 1).is_err());
         let grown = OutThresholds::from_bandwidths(10, 500.0, 100.0, 7);
         assert_eq!(

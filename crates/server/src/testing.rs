@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use forebay_kv::{Batch, Durability, Error, Store, memory::Memory};
 use forebay_namespace::File;
+use forebay_policy::demotion::PlacementPolicy;
 use forebay_tiers::CopyControl;
 use forebay_tiers::testing::FaultyTier;
 use forebay_types::{Cred, Errno, Handle, Ino, OpenFlags, Process, TierId};
@@ -198,6 +199,15 @@ impl Lab {
         (lab, faulty.expect("wrapped"))
     }
 
+    /// Memory of 16 MiB before flash, from which files move down at a half and a quarter of it.
+    pub fn under_coolness() -> Lab {
+        Lab::with(|settings| {
+            settings.dram_bytes = Some(16 << 20);
+            settings.engine.placement = PlacementPolicy::Coolness;
+            settings.engine.out_fractions = (0.25, 0.5);
+        })
+    }
+
     /// Two flash directories that fail when they are told to, and no memory: a file may go from
     /// one to the other.
     pub fn with_two_flashes() -> (Lab, [Arc<FaultyTier>; 2]) {
@@ -298,6 +308,14 @@ pub fn me() -> Cred {
         process: Process::here(0),
         umask: 0,
     }
+}
+
+/// A closed file in the root: its bytes are the last one of its name.
+pub fn closed(rooms: &Rooms, name: &[u8], bytes: usize) -> Arc<File> {
+    let last = *name.last().expect("a name");
+    let handle = create(rooms, name, &vec![last; bytes]);
+    rooms.files.release(handle).expect("close");
+    rooms.base.ns().root().child(name).expect("it is there")
 }
 
 /// Creates a file in the root, writes it and leaves it open.

@@ -71,17 +71,18 @@ impl Namespace {
     /// Who has the file open asks by its id, and meets a rename in the midst of it: on the PFS the
     /// file has its new name then, and here the old one.
     fn xattr_place(&self, ino: Ino) -> Result<Place, NsError> {
-        if let Node::File(file) = self.node(ino)? {
+        let node = self.node(ino)?;
+        if let Node::File(file) = &node {
             // Of what is dropped by that the caller is told at once, and looks the name up again.
-            self.look_if_trusted(&file)?;
+            self.look_if_trusted(file)?;
         }
-        let found = self.place_by_name(ino);
+        let found = self.place_by_name(node);
         let (mut now, mut tries) = (None, 1);
         while is_elsewhere(now.as_ref().unwrap_or(&found)) && tries < TRIES {
             if self.wait_for_rename(ino).is_err() {
                 break;
             }
-            now = Some(self.place_by_name(ino));
+            now = Some(self.node(ino).and_then(|node| self.place_by_name(node)));
             tries += 1;
         }
         match now {
@@ -104,8 +105,8 @@ impl Namespace {
         Ok(())
     }
 
-    fn place_by_name(&self, ino: Ino) -> Result<Place, NsError> {
-        Ok(match self.node(ino)? {
+    fn place_by_name(&self, node: Node) -> Result<Place, NsError> {
+        Ok(match node {
             Node::Dir(dir) => Place::Dir(dir),
             Node::Plain(plain) => Place::Pfs(self.plain_node(&plain)?),
             Node::File(file) => match self.clean_node(&file)? {

@@ -148,31 +148,15 @@ mod tests {
     use std::time::Duration;
 
     use forebay_namespace::File;
-    use forebay_policy::demotion::PlacementPolicy;
     use forebay_tiers::testing::{Effect, Operation, When};
     use forebay_types::{Errno, Handle, OpenFlags};
 
     use crate::buffer::tierset::DRAM;
     use crate::plan::eviction::{Chosen, Leaving};
     use crate::rooms::Rooms;
-    use crate::testing::{FLASH, Lab, create, drain};
+    use crate::testing::{FLASH, Lab, closed, drain};
 
     const MIB: usize = 1 << 20;
-
-    /// Memory of 16 MiB, from which files move down at a half and a quarter of it.
-    fn lab() -> Lab {
-        Lab::with(|settings| {
-            settings.dram_bytes = Some(16 << 20);
-            settings.engine.placement = PlacementPolicy::Coolness;
-            settings.engine.out_fractions = (0.25, 0.5);
-        })
-    }
-
-    fn closed(rooms: &Rooms, name: &[u8], bytes: usize) -> Arc<File> {
-        let handle = create(rooms, name, &vec![name[0]; bytes]);
-        rooms.files.release(handle).expect("close");
-        rooms.base.ns().root().child(name).expect("it is there")
-    }
 
     fn opened(rooms: &Rooms, file: &Arc<File>) -> Handle {
         let flags = OpenFlags(libc::O_RDONLY as u32);
@@ -198,7 +182,7 @@ mod tests {
 
     #[test]
     fn what_is_coolest_moves_to_flash_and_is_what_it_was() {
-        let lab = lab();
+        let lab = Lab::under_coolness();
         let rooms = lab.rooms();
         let names: [&[u8]; 4] = [b"a", b"b", b"c", b"d"];
         // Two of them move by themselves, two together.
@@ -229,7 +213,7 @@ mod tests {
 
     #[test]
     fn no_more_moves_than_has_to_and_an_access_ends_the_way_down() {
-        let lab = lab();
+        let lab = Lab::under_coolness();
         let rooms = lab.rooms();
         let files: Vec<_> = [b"a", b"b", b"c"]
             .map(|name| closed(rooms, name, 2 * MIB))
@@ -256,7 +240,7 @@ mod tests {
 
     #[test]
     fn what_is_read_moves_where_files_are_forced_out_and_reads_go_on() {
-        let lab = lab();
+        let lab = Lab::under_coolness();
         let rooms = lab.rooms();
         let file = closed(rooms, b"a", 3 * MIB);
         let reader = opened(rooms, &file);
@@ -277,7 +261,7 @@ mod tests {
 
     #[test]
     fn flash_forces_nothing_out_for_what_is_cool() {
-        let lab = lab();
+        let lab = Lab::under_coolness();
         let rooms = lab.rooms();
         let clean = closed(rooms, b"a", 2 * MIB);
         while !rooms.buffer.queue().waiting().is_empty() {

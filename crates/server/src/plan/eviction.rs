@@ -187,10 +187,11 @@ impl Plan {
         let spaces = self.buffer.spaces();
         let space = spaces.iter().find(|s| s.index == usize::from(tier.0));
         let of = |space: &TierSpace| {
-            let beyond_bytes = self.beyond_bytes(space);
-            let freed_bytes = leaving_bytes.saturating_sub(beyond_bytes);
-            let free_bytes = space.available_bytes().saturating_add(freed_bytes);
-            Some(self.out_thresholds(space)?.outflow(free_bytes))
+            let room = (space.available_bytes(), self.beyond_bytes(space));
+            Some(
+                self.out_thresholds(space)?
+                    .outflow_after(room, leaving_bytes),
+            )
         };
         space.and_then(of).unwrap_or(Outflow::None)
     }
@@ -300,30 +301,14 @@ impl Plan {
 
 #[cfg(test)]
 mod tests {
-    use forebay_policy::demotion::PlacementPolicy;
     use forebay_types::OpenFlags;
 
     use super::*;
     use crate::buffer::queue::Finished;
     use crate::rooms::Rooms;
-    use crate::testing::{Lab, create, drain};
+    use crate::testing::{Lab, closed, drain};
 
     const MIB: usize = 1 << 20;
-
-    /// Memory of 16 MiB, from which files move down at a half and a quarter of it.
-    fn lab() -> Lab {
-        Lab::with(|settings| {
-            settings.dram_bytes = Some(16 << 20);
-            settings.engine.placement = PlacementPolicy::Coolness;
-            settings.engine.out_fractions = (0.25, 0.5);
-        })
-    }
-
-    fn closed(rooms: &Rooms, name: &[u8], bytes: usize) -> Arc<File> {
-        let handle = create(rooms, name, &vec![7; bytes]);
-        rooms.files.release(handle).expect("close");
-        rooms.base.ns().root().child(name).expect("it is there")
-    }
 
     fn is_here(rooms: &Rooms, file: &Arc<File>) -> bool {
         let files = rooms.buffer.files();
@@ -351,7 +336,7 @@ mod tests {
 
     #[test]
     fn memory_that_has_shrunk_is_over_its_thresholds_at_once() {
-        let lab = lab();
+        let lab = Lab::under_coolness();
         let rooms = lab.rooms();
         let files: Vec<_> = [b"a", b"b", b"c"]
             .map(|name| closed(rooms, name, MIB))
@@ -375,7 +360,7 @@ mod tests {
 
     #[test]
     fn an_access_ends_the_way_down() {
-        let lab = lab();
+        let lab = Lab::under_coolness();
         let rooms = lab.rooms();
         let (coolest, other) = (closed(rooms, b"a", MIB), closed(rooms, b"b", MIB));
         rooms.buffer.ledger().set_capacity(DRAM, 3 << 20);
@@ -401,7 +386,7 @@ mod tests {
 
     #[test]
     fn a_large_file_does_not_drive_out_small_ones_that_are_read() {
-        let lab = lab();
+        let lab = Lab::under_coolness();
         let rooms = lab.rooms();
         let small: Vec<_> = (0..20u8)
             .map(|at| closed(rooms, &[b's', at + b'a'], 64 << 10))
@@ -421,7 +406,7 @@ mod tests {
 
     #[test]
     fn what_the_pfs_does_not_take_keeps_to_its_pauses() {
-        let lab = lab();
+        let lab = Lab::under_coolness();
         let rooms = lab.rooms();
         let file = closed(rooms, b"a", 2 * MIB);
         rooms.buffer.ledger().set_capacity(DRAM, 2 << 20);
